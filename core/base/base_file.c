@@ -1,0 +1,178 @@
+/* base_file.c - whole-file reads, atomic writes, read-only mappings.
+ * Not here: formats, search paths. Threads: any; two writers of one path at a time: one of them fails.
+ * SPDX-License-Identifier: MIT */
+#include "base/base.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DOMAIN "file"
+
+/* For failures of system calls: "what: why". Takes errno before anything else can change it. */
+static int32_t fail_errno(struct bp_error *err, const char *path, const char *what)
+{
+    int native = errno;
+    bool first = err != NULL && err->code == BP_OK;
+    char why[128];
+    if (strerror_r(native, why, sizeof why) != 0) snprintf(why, sizeof why, "errno %d", native);
+    bpi_fail(err, BP_E_IO, DOMAIN, path, "%s: %s", what, why);
+    if (first) err->native = native;
+    return BP_E_IO;
+}
+
+/* Opens a regular file and tells its size. O_NONBLOCK: opening a pipe must be refused, not waited for. */
+static int32_t open_regular(const char *path, int *out_fd, uint64_t *out_bytes,
+                            struct bp_error *err)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return fail_errno(err, path, "the file cannot be opened");
+    int32_t rc;
+    if (fstat(fd, &st) != 0) {
+        rc = fail_errno(err, path, "the file cannot be examined");
+        goto fail;
+    }
+    if (S_ISDIR(st.st_mode)) {
+        rc = bpi_fail(err, BP_E_IO, DOMAIN, path, "this is a directory; name a file inside it");
+        goto fail;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        rc = bpi_fail(err, BP_E_IO, DOMAIN, path,
+                      "this is a device, pipe or socket; a regular file is needed");
+        goto fail;
+    }
+    *out_fd = fd;
+    *out_bytes = (uint64_t)st.st_size;
+    return BP_OK;
+fail:
+    close(fd);
+    return rc;
+}
+
+static int32_t read_all(int fd, const char *path, char *data, size_t n, struct bp_error *err)
+{
+    for (size_t at = 0; at < n;) {
+        ssize_t got = read(fd, data + at, n - at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_errno(err, path, "the file cannot be read");
+        if (got == 0) {
+            return bpi_fail(
+                err, BP_E_IO, DOMAIN, path,
+                "the file ended after %zu of %zu bytes; it was changed while being read", at, n);
+        }
+        at += (size_t)got;
+    }
+    return BP_OK;
+}
+
+int32_t bpi_file_read(const char *path, size_t max_bytes, char **out, size_t *out_len,
+                      struct bp_error *err)
+{
+    int fd = -1;
+    uint64_t n_bytes = 0, with_nul;
+    char *data = NULL;
+    int32_t rc;
+    BP_TRY(open_regular(path, &fd, &n_bytes, err));
+    if (n_bytes > max_bytes) {
+        rc = bpi_fail(err, BP_E_LIMIT, DOMAIN, path,
+                      "the file has %llu bytes, more than the %zu that are accepted here",
+                      (unsigned long long)n_bytes, max_bytes);
+        goto fail;
+    }
+    data = bpi_add_u64(n_bytes, 1, &with_nul) ? bpi_alloc(with_nul) : NULL;
+    if (data == NULL) {
+        rc = bpi_fail_nomem(err, DOMAIN, n_bytes);
+        goto fail;
+    }
+    BP_TRY_GOTO(rc, read_all(fd, path, data, n_bytes, err), fail);
+    close(fd);
+    data[n_bytes] = '\0';
+    *out = data;
+    *out_len = n_bytes;
+    return BP_OK;
+fail:
+    bpi_free(data);
+    close(fd);
+    return rc;
+}
+
+static int32_t write_all(int fd, const char *path, const void *data, size_t n, struct bp_error *err)
+{
+    for (size_t at = 0; at < n;) {
+        ssize_t put = write(fd, (const char *)data + at, n - at);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) return fail_errno(err, path, "the file cannot be written");
+        at += (size_t)put;
+    }
+    /* Without this a crash of the machine could leave the new name on an empty file. */
+    if (fsync(fd) != 0) return fail_errno(err, path, "the file cannot be brought to disk");
+    return BP_OK;
+}
+
+/* Creates the temporary file, fills it and gives it its final name. Removes it on any failure. */
+static int32_t write_and_rename(const char *path, const char *tmp, const void *data, size_t n,
+                                struct bp_error *err)
+{
+    /* O_EXCL: never write through a link or into a file that somebody else is filling. */
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == EEXIST) {
+        return bpi_fail(
+            err, BP_E_IO, DOMAIN, tmp,
+            "this temporary file is left from an interrupted write; remove it and try again");
+    }
+    if (fd < 0) return fail_errno(err, path, "no file can be created in that folder");
+    int32_t rc = write_all(fd, path, data, n, err);
+    if (close(fd) != 0 && rc == BP_OK) rc = fail_errno(err, path, "the file cannot be closed");
+    if (rc == BP_OK && rename(tmp, path) != 0) {
+        rc = fail_errno(err, path, "the finished file cannot be given its name");
+    }
+    if (rc != BP_OK) unlink(tmp);
+    return rc;
+}
+
+int32_t bpi_file_write(const char *path, const void *data, size_t n, struct bp_error *err)
+{
+    struct stat st;
+    /* A rename would replace a device or a pipe by a plain file. */
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
+        return bpi_fail(err, BP_E_IO, DOMAIN, path,
+                        "%s stands at this path; name a regular file or a new one",
+                        S_ISDIR(st.st_mode) ? "a directory" : "a device, pipe or socket");
+    }
+    struct bpi_buf tmp = {0};
+    bpi_buf_printf(&tmp, "%s.tmp.%ld", path, (long)getpid());
+    int32_t rc = tmp.failed ? bpi_fail_nomem(err, DOMAIN, strlen(path) + 32)
+                            : write_and_rename(path, tmp.data, data, n, err);
+    bpi_buf_free(&tmp);
+    return rc;
+}
+
+int32_t bpi_map_open(const char *path, struct bpi_map *out, struct bp_error *err)
+{
+    int fd = -1;
+    uint64_t n_bytes = 0;
+    BP_TRY(open_regular(path, &fd, &n_bytes, err));
+    if (n_bytes == 0) {
+        close(fd);
+        return bpi_fail(err, BP_E_FORMAT, DOMAIN, path,
+                        "the file is empty; was its download or copy interrupted?");
+    }
+    void *data = mmap(NULL, n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    int32_t rc = data == MAP_FAILED ? fail_errno(err, path, "the file cannot be mapped") : BP_OK;
+    close(fd);
+    if (rc != BP_OK) return rc;
+    out->data = data;
+    out->n_bytes = n_bytes;
+    return BP_OK;
+}
+
+void bpi_map_close(struct bpi_map *m)
+{
+    if (m->data != NULL) munmap((void *)(uintptr_t)m->data, m->n_bytes);
+    *m = (struct bpi_map){0};
+}
