@@ -39,9 +39,8 @@ struct bp_mla_problem {
     uint32_t n_index_head, index_dim, index_rope_style, top_k; /* 0 = no index */
     uint32_t need_lse, need_capture, need_determinism;
     uint32_t type_k, type_v;        /* enum bp_gguf_type of k_b and v_b (both of kv_b's type in joint files) */
-    uint32_t reserved;
 };
-BP_NOPAD(struct bp_mla_problem, reserved);
+BP_NOPAD(struct bp_mla_problem, type_v);
 
 struct bp_kv_layout {
     struct bp_hdr h;

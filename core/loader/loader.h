@@ -1,0 +1,64 @@
+/* loader.h - registered plugins, their op instances, and the choice between them with every reason kept.
+ * Not here: what is right for a model (core/engine asks problem by problem).
+ * Backends register by descriptor; the reference backend does so statically, by the same path as any other.
+ * Threads: set up and bind on one thread; after that read from any. SPDX-License-Identifier: MIT */
+#ifndef BPI_LOADER_H
+#define BPI_LOADER_H
+
+#include <stdbool.h>
+#include "base/base.h"
+#include "base/pool.h"
+#include "config/config.h"
+#include "backplane/plugin.h"
+
+struct bpi_loader;
+
+enum { BPI_MAX_REASONS = 16, BPI_MAX_LAYOUTS = 8 };
+
+/* What one provider answered to one problem. */
+struct bpi_candidate {
+    const char *provider;                        /* plugin name */
+    struct bp_verdict verdict;                   /* reasons and layouts point into the arrays below */
+    struct bp_reason reasons[BPI_MAX_REASONS];
+    uint64_t layouts[BPI_MAX_LAYOUTS];
+};
+
+/* Engine services that plugins get through bp_host. */
+struct bpi_loader_env {
+    const struct bpi_config *config;
+    const struct bpi_log *log;   /* may be NULL */
+    struct bpi_pool *pool;       /* parallel_for; may be NULL */
+};
+
+int32_t bpi_loader_create(const struct bpi_loader_env *env, struct bpi_loader **out, struct bp_error *err);
+/* Destroys all op instances, then closes all plugins, newest first. Accepts NULL. */
+void bpi_loader_destroy(struct bpi_loader *l);
+
+/* Runs the handshake (ABI numbers, table sizes, config schema against [plugin.NAME]), then open(). Errors: BP_E_ABI with
+ * both numbers, BP_E_CONFIG with the nearest key, whatever open() says. */
+int32_t bpi_loader_register(struct bpi_loader *l, bp_plugin_query_fn query, struct bp_error *err);
+
+size_t bpi_loader_n_plugins(const struct bpi_loader *l);
+const struct bp_plugin_desc *bpi_loader_plugin(const struct bpi_loader *l, size_t i);
+
+/* The op instance of one provider for one interface on one device, created on first use and shared afterwards.
+ * BP_DECLINED when the plugin does not offer the interface; BP_E_CONFIG for an unknown provider (nearest name given). */
+int32_t bpi_loader_op(struct bpi_loader *l, const char *provider, const char *iface, const struct bp_device *dev,
+                      struct bp_op_ref *out, struct bp_error *err);
+
+/* Asks one instance. *c is overwritten; c->verdict.level says the answer. */
+void bpi_loader_ask(const struct bp_op_ref *op, const char *provider, const void *problem, struct bpi_candidate *c);
+
+/* Walks the slot's provider list for `layer` (config; "auto" = every registered plugin that offers the interface, in
+ * order of registration) and takes the first whose verdict is not NO. *cands (cap entries) keeps every answer in order,
+ * *n_cands how many were asked. *chosen is the index of the winner.
+ * Errors: BP_E_CONFIG when nobody serves, with slot, layer, and every provider's reasons in the text. */
+int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,
+                          const struct bp_device *dev, const void *problem, struct bpi_candidate *cands, size_t cap,
+                          size_t *n_cands, size_t *chosen, struct bp_op_ref *out, struct bp_error *err);
+
+/* "DTYPE kv_dtype: got 2, want 1..1 (text)" for messages and tables. */
+void bpi_loader_format_reason(const struct bp_reason *r, struct bpi_buf *b);
+const char *bpi_reason_name(uint32_t code);
+
+#endif
