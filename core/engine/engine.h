@@ -1,0 +1,30 @@
+/* engine.h - how the files of core/engine that implement backplane.h and tools.h see their opaque objects.
+ * Not for other rooms but compare and doctor. SPDX-License-Identifier: MIT */
+#ifndef BPI_ENGINE_H
+#define BPI_ENGINE_H
+
+#include "backplane/backplane.h"
+#include "backplane/tools.h"
+#include "base/base.h"
+#include "config/config.h"
+#include "gguf/gguf.h"
+#include "model/model.h"
+#include "token/token.h"
+
+struct bp_config {
+    struct bpi_config *c;
+    struct bpi_buf scratch; /* text handed out by bp_config_entry */
+    struct bpi_buf range;   /* likewise */
+};
+
+struct bp_model {
+    struct bpi_model *m; /* owns the GGUF */
+    struct bpi_token *t;
+    char *path;
+    uint32_t n_sessions; /* open on this model */
+};
+
+/* The log that a config and callbacks describe. */
+struct bpi_log bpi_engine_log(const struct bp_config *c, const struct bp_callbacks *cb);
+
+#endif

@@ -1,0 +1,94 @@
+/* tools.h - what inspect, verify, tokenize, config, plan and doctor need beyond backplane.h.
+ * UNSTABLE: may change in any release; installed so that tools stay outside of core.
+ * SPDX-License-Identifier: MIT */
+#ifndef BP_TOOLS_H
+#define BP_TOOLS_H
+
+#include "backplane/backplane.h"
+
+BP_EXTERN_C_BEGIN
+
+/* ---- files: header of any GGUF, shards included ---- */
+
+struct bp_file;
+int32_t bp_file_open(const char *path, struct bp_file **out, struct bp_error *err);
+void bp_file_close(struct bp_file *f);
+
+struct bp_file_info {
+    struct bp_hdr h;
+    uint32_t version, n_shards;
+    uint64_t n_kv, n_tensors, n_bytes;
+    const char *arch; /* "" when the key is missing */
+};
+BP_NOPAD(struct bp_file_info, arch);
+void bp_file_info(const struct bp_file *f, struct bp_file_info *out);
+
+struct bp_file_shard {
+    struct bp_hdr h;
+    const char *path;
+    uint64_t n_bytes, n_tensors;
+};
+BP_NOPAD(struct bp_file_shard, n_tensors);
+int32_t bp_file_shard(const struct bp_file *f, uint32_t i, struct bp_file_shard *out); /* BP_DECLINED past the end */
+
+struct bp_file_tensor {
+    struct bp_hdr h;
+    const char *name, *type_name;
+    uint32_t type, n_dim;
+    int64_t ne[4];
+    uint64_t n_bytes, offset;
+    const void *data;
+    uint32_t shard, reserved;
+};
+BP_NOPAD(struct bp_file_tensor, reserved);
+int32_t bp_file_tensor(const struct bp_file *f, uint64_t i, struct bp_file_tensor *out); /* BP_DECLINED past the end */
+int32_t bp_file_find(const struct bp_file *f, const char *name, struct bp_file_tensor *out); /* BP_DECLINED if absent */
+/* The name this tensor has in Hugging Face checkpoints; BP_DECLINED when no table knows it. */
+int32_t bp_file_hf_name(const char *gguf_name, char *out, size_t cap);
+
+/* Metadata record i: key (owned by the file, NUL-terminated), kind name ("u32", "arr[string]"), value as text of at most
+ * max_elems array elements (bp_free it). BP_DECLINED past the end. */
+int32_t bp_file_kv(const struct bp_file *f, uint64_t i, uint32_t max_elems, const char **out_key,
+                   const char **out_kind, char **out_value);
+/* Typed values; BP_DECLINED when absent, BP_E_FORMAT when of another kind. Text is freed with bp_free. */
+int32_t bp_file_u64(const struct bp_file *f, const char *key, uint64_t *out, struct bp_error *err);
+int32_t bp_file_str(const struct bp_file *f, const char *key, char **out, size_t *out_n, struct bp_error *err);
+
+/* ---- models ---- */
+
+enum { BP_REPORT_UNUSED = 0, BP_REPORT_MISSING = 1, BP_REPORT_ASSUMED = 2, BP_REPORT_NOTE = 3 };
+struct bp_report {
+    struct bp_hdr h;
+    uint32_t kind, reserved;
+    const char *name, *text;
+};
+BP_NOPAD(struct bp_report, text);
+/* i-th line of the load report; BP_DECLINED past the end. */
+int32_t bp_model_report(const struct bp_model *m, uint32_t i, struct bp_report *out);
+
+/* Vocabulary entry: the type number and bytes of one token (control tokens included). BP_E_ARG out of range. */
+int32_t bp_token_info(const struct bp_model *m, int32_t id, uint32_t *out_type, char **out_bytes, size_t *out_n);
+/* "glm4"; the chat family or NULL. */
+const char *bp_model_pre(const struct bp_model *m);
+const char *bp_model_chat_family(const struct bp_model *m);
+
+/* ---- configuration ---- */
+
+struct bp_config_entry {
+    struct bp_hdr h;
+    const char *section, *key, *value, *origin, *dflt, *type, *range, *doc; /* range: "1..1024", "auto|f32", or "" */
+};
+BP_NOPAD(struct bp_config_entry, doc);
+/* i-th key; BP_DECLINED past the end. Strings are valid until the next call on this config. */
+int32_t bp_config_entry(struct bp_config *c, uint32_t i, struct bp_config_entry *out);
+
+/* Memory the session holds, by kind, in bytes. */
+struct bp_session_memory {
+    struct bp_hdr h;
+    uint64_t cache, weights, buffers, scratch;
+};
+BP_NOPAD(struct bp_session_memory, scratch);
+void bp_session_memory(const struct bp_session *s, struct bp_session_memory *out);
+
+BP_EXTERN_C_END
+#endif
