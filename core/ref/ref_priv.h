@@ -9,6 +9,7 @@
 #ifndef BPI_REF_PRIV_H
 #define BPI_REF_PRIV_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include "base/base.h"
 #include "base/half.h"
@@ -21,7 +22,7 @@ struct bpi_ref {
     const struct bp_host *host;
     uint32_t round;          /* enum bpi_ref_round */
     uint32_t reserved;
-    uint64_t decoded_left;   /* bytes of weights that may still be kept decoded as f32 */
+    _Atomic uint64_t decoded_left; /* bytes of weights that may still be kept decoded as f32 */
     struct bp_device device; /* HOST */
 };
 
@@ -47,6 +48,10 @@ void bpi_ref_load(float *dst, const void *p, uint32_t dtype, int64_t n, uint32_t
 /* Writes n values, each rounded once from double to dtype (through `round` first when set). */
 void bpi_ref_store(void *p, uint32_t dtype, const double *src, int64_t n, uint32_t round);
 float bpi_ref_round1(float v, uint32_t round);
+/* The same for n values in place; nothing with round NONE. */
+void bpi_ref_round(float *v, int64_t n, uint32_t round);
+/* One value as bpi_ref_store would leave it, still as f32 (exact for all three dtypes): what the next op would read. */
+float bpi_ref_round_once(double v, uint32_t dtype, uint32_t round);
 
 /* ---- sums (ref_dot.c): fixed lane order, the same bits for the same inputs on every x86-64 ---- */
 double bpi_ref_dot_ff(const float *a, const float *b, int64_t n);
@@ -55,11 +60,31 @@ double bpi_ref_dot_dd(const double *a, const double *b, int64_t n); /* all three
 /* y[i] += s * x[i] */
 void bpi_ref_axpy(double *y, double s, const float *x, int64_t n);
 
-/* ---- helpers for verdicts and workspaces (ref_plugin.c) ---- */
+/* The loops of this room are plain C; on x86-64 the compiler also makes copies for wider vectors and the loader of the
+ * process picks one. All copies do the same operations in the same order (-ffp-contract=off), so they give the same
+ * bits. Only GCC: clang 14 names its copies so that other files cannot link to them; sanitizers come up too late. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && !defined(BP_SANITIZED)
+#define BPI_REF_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define BPI_REF_CLONES
+#endif
+
+/* ---- host memory and the budget of decoded weights (ref_verdict.c) ---- */
+
+/* Zeroed memory from the host table; NULL on failure or overflow. Freed with bpi_ref_free, which accepts NULL. */
+void *bpi_ref_alloc(struct bpi_ref *ref, uint64_t n, uint64_t elem_bytes);
+void bpi_ref_free(struct bpi_ref *ref, void *p);
+/* Takes n_bytes from decoded_left, or nothing and false when less is left. give: puts them back. Threads: any. */
+bool bpi_ref_budget_take(struct bpi_ref *ref, uint64_t n_bytes);
+void bpi_ref_budget_give(struct bpi_ref *ref, uint64_t n_bytes);
+
+/* ---- helpers for verdicts and workspaces (ref_verdict.c) ---- */
 
 /* Adds one critical reason; the verdict becomes NO. */
 void bpi_ref_refuse(struct bp_verdict *v, uint32_t code, const char *field, int64_t got, int64_t want_lo,
                     int64_t want_hi, const char *text);
+/* Every supports() begins with it: refuses structs that end before n_bytes, and unknown critical extensions. */
+void bpi_ref_check_header(struct bp_verdict *v, const struct bp_hdr *h, uint32_t n_bytes);
 /* Call last: YES unless refused; capture NONE, determinism BATCH. */
 void bpi_ref_verdict_done(struct bp_verdict *v);
 /* Fills t[0..min(*n, count)) from ports[], then *n = count: the common tail of every tensors(). */
