@@ -1,0 +1,41 @@
+/* session_mem.c - memory that a session gets from its device slot and gives back as a whole.
+ * SPDX-License-Identifier: MIT */
+#include "engine/session_priv.h"
+#include <string.h>
+
+int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, uint64_t *account, void **out,
+                          struct bp_error *err)
+{
+    *out = NULL;
+    if (s->n_mems == s->cap_mems) {
+        uint32_t cap = s->cap_mems == 0 ? 64 : 2 * s->cap_mems;
+        struct bpi_mem *grown = bpi_realloc(s->mems, cap, sizeof(*grown));
+        if (grown == NULL) return bpi_fail_nomem(err, "engine", cap * sizeof(*grown));
+        s->mems = grown;
+        s->cap_mems = cap;
+    }
+    if (n_bytes == 0) n_bytes = 1; /* a buffer of an empty shape still has an address */
+    BP_TRY(s->dev->alloc(s->dev_self, mem, n_bytes, out, err));
+    s->mems[s->n_mems++] = (struct bpi_mem){*out, n_bytes, mem};
+    *account += n_bytes;
+    return BP_OK;
+}
+
+int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_bytes, const void **out,
+                           struct bp_error *err)
+{
+    *out = host;
+    if (host == NULL || s->device.kind == BP_DEV_HOST) return BP_OK;
+    void *p;
+    BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, n_bytes, &s->memory.weights, &p, err));
+    *out = p;
+    return s->dev->copy(s->dev_self, p, host, n_bytes, BP_COPY_H2D, NULL, err);
+}
+
+void bpi_session_free_all(struct bp_session *s)
+{
+    for (uint32_t i = s->n_mems; i > 0; --i) s->dev->free(s->dev_self, s->mems[i - 1].kind, s->mems[i - 1].p);
+    bpi_free(s->mems);
+    s->mems = NULL;
+    s->n_mems = s->cap_mems = 0;
+}
