@@ -54,14 +54,15 @@ struct bpi_gguf_tensor {
     uint64_t offset;    /* from the start of its shard's file */
     uint32_t shard;
     uint32_t reserved;
-    const unsigned char *data; /* in the mapping of its shard */
+    const unsigned char *data; /* in the mapping of its shard; NULL for a tensor of zero bytes */
 };
 
 struct bpi_gguf;
 
 /* Opens PATH and, when it is the first of several shards (split.count > 1), all of them. Reads headers only.
  * Errors: BP_E_IO missing file, directory, unreadable; BP_E_FORMAT anything wrong with the bytes, naming file, record
- * and byte offset; BP_E_UNSUPPORTED version 1, big-endian, unknown tensor type; BP_E_LIMIT; BP_E_NOMEM.
+ * and byte offset; BP_E_UNSUPPORTED version 1, big-endian, unknown tensor type, array of arrays; BP_E_ARG a later shard
+ * of a split model (the message names the first one); BP_E_LIMIT; BP_E_NOMEM.
  * On error nothing stays open. */
 int32_t bpi_gguf_open(const char *path, struct bpi_gguf **out, struct bp_error *err);
 /* Parses a file image in memory (fuzzing, tests); the bytes outlive the object; single shard only. */
@@ -87,7 +88,7 @@ const struct bpi_gguf_tensor *bpi_gguf_tensor(const struct bpi_gguf *g, const ch
 
 /* Typed reads. *found (may be NULL) tells absent (BP_OK, *out untouched) from present. A present key of the wrong
  * kind or out of range is BP_E_FORMAT naming key, kind and value. Integers accept every integer kind and bool,
- * floats accept f32, f64 and integers. */
+ * floats accept f32, f64 and integers, and must be finite. A bool byte other than 0 is true. */
 int32_t bpi_gguf_get_u32(const struct bpi_gguf *g, const char *key, uint32_t *out, bool *found, struct bp_error *err);
 int32_t bpi_gguf_get_u64(const struct bpi_gguf *g, const char *key, uint64_t *out, bool *found, struct bp_error *err);
 int32_t bpi_gguf_get_f32(const struct bpi_gguf *g, const char *key, float *out, bool *found, struct bp_error *err);
@@ -114,12 +115,13 @@ int32_t bpi_gguf_put_u64(struct bpi_gguf_writer *w, const char *key, uint64_t v)
 int32_t bpi_gguf_put_f32(struct bpi_gguf_writer *w, const char *key, float v);
 int32_t bpi_gguf_put_bool(struct bpi_gguf_writer *w, const char *key, bool v);
 int32_t bpi_gguf_put_str(struct bpi_gguf_writer *w, const char *key, const char *v, uint64_t n);
-/* Copies any record of an open file under its own key. */
+/* Copies any record of an open file under its own key; general.alignment only where it is 32, since the copy is laid
+ * out anew. The split.* keys of a sharded source are the caller's to leave out. */
 int32_t bpi_gguf_put_copy(struct bpi_gguf_writer *w, const struct bpi_gguf_kv *kv);
 /* The data must stay valid until bpi_gguf_writer_save. ne in file order. */
 int32_t bpi_gguf_put_tensor(struct bpi_gguf_writer *w, const char *name, uint32_t type, uint32_t n_dim,
                             const int64_t *ne, const void *data, uint64_t n_bytes);
-/* Version 3, alignment 32. Temporary name and rename: PATH is whole or untouched. Reports what a put_ call could not. */
+/* Key and tensor names must be unique. Version 3, alignment 32. Temporary name and rename: PATH is whole or untouched. Reports what a put_ call could not. */
 int32_t bpi_gguf_writer_save(struct bpi_gguf_writer *w, const char *path, struct bp_error *err);
 
 #endif
