@@ -13,18 +13,22 @@
 
 struct bp_config {
     struct bpi_config *c;
-    struct bpi_buf scratch; /* text handed out by bp_config_entry */
-    struct bpi_buf range;   /* likewise */
+    struct bpi_buf range; /* text handed out by bp_config_entry */
 };
 
 struct bp_model {
-    struct bpi_model *m; /* owns the GGUF */
-    struct bpi_token *t;
+    struct bpi_model *m;       /* owns the GGUF */
+    struct bpi_token *t;       /* NULL: the file's tokenizer is not supported, see token_err */
+    struct bp_error token_err; /* why t is NULL; a model without text still computes on ids */
+    char *image;               /* the whole file when engine.mmap is false, else NULL */
     char *path;
-    uint32_t n_sessions; /* open on this model */
+    uint32_t n_sessions;       /* open on this model */
 };
 
 /* The log that a config and callbacks describe. */
 struct bpi_log bpi_engine_log(const struct bp_config *c, const struct bp_callbacks *cb);
+
+/* Logits that the sampler reads in one pick. */
+uint32_t bpi_sampler_n_vocab(const struct bp_sampler *s);
 
 #endif
