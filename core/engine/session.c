@@ -2,9 +2,11 @@
  * SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
 #include "ref/ref.h"
+#include <math.h>
 #include <string.h>
 
-int32_t bpi_session_progress(struct bp_session *s, double fraction, const char *what, struct bp_error *err)
+int32_t bpi_session_progress(struct bp_session *s, double fraction, const char *what,
+                             struct bp_error *err)
 {
     if (s->cb.progress == NULL || s->cb.progress(s->cb.ctx, fraction, what) == 0) return BP_OK;
     return bpi_fail(err, BP_E_ABORTED, "engine", NULL, "loading was stopped on request");
@@ -22,20 +24,23 @@ static int32_t read_limits(struct bp_session *s, struct bp_error *err)
     s->block_tok = (uint32_t)bpi_config_int(c, "kv", "block");
     s->slab = (uint32_t)bpi_config_int(c, "engine", "slab");
     if (s->ctx > hp->n_ctx_train) {
-        return bpi_fail(err, BP_E_CONFIG, "engine", "engine.ctx",
-                        "%u tokens asked for, the model was trained for %u; set engine.ctx to at most %u", s->ctx,
-                        hp->n_ctx_train, hp->n_ctx_train);
+        return bpi_fail(
+            err, BP_E_CONFIG, "engine", "engine.ctx",
+            "%u tokens asked for, the model was trained for %u; set engine.ctx to at most %u",
+            s->ctx, hp->n_ctx_train, hp->n_ctx_train);
     }
     if (s->slab % s->block_tok != 0) {
-        return bpi_fail(err, BP_E_CONFIG, "engine", "engine.slab", "%u is no multiple of kv.block = %u", s->slab,
-                        s->block_tok);
+        return bpi_fail(err, BP_E_CONFIG, "engine", "engine.slab",
+                        "%u is no multiple of kv.block = %u", s->slab, s->block_tok);
     }
     if (s->batch_tok < s->max_seqs) {
-        return bpi_fail(err, BP_E_CONFIG, "engine", "engine.batch_tokens",
-                        "%u tokens per step cannot hold one token of each of engine.max_seqs = %u sequences",
-                        s->batch_tok, s->max_seqs);
+        return bpi_fail(
+            err, BP_E_CONFIG, "engine", "engine.batch_tokens",
+            "%u tokens per step cannot hold one token of each of engine.max_seqs = %u sequences",
+            s->batch_tok, s->max_seqs);
     }
-    uint64_t all = (uint64_t)s->ctx * s->max_seqs; /* no step is larger than everything that fits the cache */
+    uint64_t all =
+        (uint64_t)s->ctx * s->max_seqs; /* no step is larger than everything that fits the cache */
     if (s->batch_tok > all) s->batch_tok = (uint32_t)all;
     s->slab_cap = s->slab > s->batch_tok ? s->slab : s->batch_tok;
     s->max_rows = s->batch_tok;
@@ -46,6 +51,7 @@ static int32_t read_limits(struct bp_session *s, struct bp_error *err)
     if (rows < s->max_seqs) rows = s->max_seqs;
     s->max_logits = rows < s->batch_tok ? (uint32_t)rows : s->batch_tok;
     s->act = BP_DT_F32;
+    s->index_scale = hp->sparse ? 1.0 / sqrt((double)hp->n_index_head * hp->index_dim) : 0.0;
     if (bpi_config_int(c, "parallel", "tp") != 1) {
         return bpi_fail(err, BP_E_UNSUPPORTED, "engine", "parallel.tp",
                         "this build runs one rank; set parallel.tp = 1");
@@ -63,12 +69,14 @@ static int32_t open_backends(struct bp_session *s, struct bp_error *err)
     BP_TRY(bpi_loader_register(s->loader, bpi_ref_query, err));
     BP_TRY(bpi_session_bind(s, err));
     const struct bp_coll_ops *coll = (const struct bp_coll_ops *)s->coll->ref.vt;
-    struct bp_coll_setup setup = {.h = BP_HDR(struct bp_coll_setup, key), .world = 1, .key = "model"};
+    struct bp_coll_setup setup = {
+        .h = BP_HDR(struct bp_coll_setup, key), .world = 1, .key = "model"};
     return coll->comm_create(s->coll->ref.self, &setup, &s->comm, err);
 }
 
-int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg, const struct bp_callbacks *cb,
-                        struct bp_session **out, struct bp_error *err)
+int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
+                        const struct bp_callbacks *cb, struct bp_session **out,
+                        struct bp_error *err)
 {
     *out = NULL;
     struct bp_session *s = bpi_calloc(1, sizeof(*s));
@@ -99,7 +107,8 @@ void bp_session_close(struct bp_session *s)
 {
     if (s == NULL) return;
     bpi_session_release(s);
-    if (s->comm != NULL) ((const struct bp_coll_ops *)s->coll->ref.vt)->comm_destroy(s->coll->ref.self, s->comm);
+    if (s->comm != NULL)
+        ((const struct bp_coll_ops *)s->coll->ref.vt)->comm_destroy(s->coll->ref.self, s->comm);
     if (s->dev != NULL) bpi_session_free_all(s);
     bpi_kv_destroy(s->kv);
     bpi_loader_destroy(s->loader);
@@ -150,8 +159,8 @@ void bp_session_interrupt(struct bp_session *s)
 static int32_t check_seq(const struct bp_session *s, uint32_t seq, struct bp_error *err)
 {
     if (seq < s->max_seqs) return BP_OK;
-    return bpi_fail(err, BP_E_ARG, "engine", NULL, "sequence %u does not exist; this session has 0 .. %u", seq,
-                    s->max_seqs - 1);
+    return bpi_fail(err, BP_E_ARG, "engine", NULL,
+                    "sequence %u does not exist; this session has 0 .. %u", seq, s->max_seqs - 1);
 }
 
 uint32_t bp_seq_len(const struct bp_session *s, uint32_t seq)
@@ -170,21 +179,23 @@ int32_t bp_seq_truncate(struct bp_session *s, uint32_t seq, uint32_t n_tok, stru
 {
     BP_TRY(check_seq(s, seq, err));
     if (n_tok > bpi_kv_len(s->kv, seq)) {
-        return bpi_fail(err, BP_E_ARG, "engine", NULL, "sequence %u holds %u tokens and cannot be cut to %u", seq,
+        return bpi_fail(err, BP_E_ARG, "engine", NULL,
+                        "sequence %u holds %u tokens and cannot be cut to %u", seq,
                         bpi_kv_len(s->kv, seq), n_tok);
     }
     bpi_kv_truncate(s->kv, seq, n_tok);
     return BP_OK;
 }
 
-int32_t bp_seq_share(struct bp_session *s, uint32_t dst, uint32_t src, uint32_t n_tok, uint32_t *out_shared,
-                     struct bp_error *err)
+int32_t bp_seq_share(struct bp_session *s, uint32_t dst, uint32_t src, uint32_t n_tok,
+                     uint32_t *out_shared, struct bp_error *err)
 {
     *out_shared = 0;
     BP_TRY(check_seq(s, dst, err));
     BP_TRY(check_seq(s, src, err));
     if (bpi_kv_len(s->kv, dst) != 0) {
-        return bpi_fail(err, BP_E_ARG, "engine", NULL, "sequence %u is not empty; reset it before sharing", dst);
+        return bpi_fail(err, BP_E_ARG, "engine", NULL,
+                        "sequence %u is not empty; reset it before sharing", dst);
     }
     *out_shared = bpi_kv_share(s->kv, dst, src, n_tok);
     return BP_OK;

@@ -10,10 +10,14 @@ enum { MAX_CANDIDATES = 16 };
 static const struct {
     const char *slot, *iface;
 } slot_table[BPI_SLOT_COUNT] = {
-    {"device", "bp.device"},           {"dense", "bp.dense"},
-    {"quant", "bp.quant"},             {"mla.common", "bp.mla.common"},
-    {"mla.prefill", "bp.mla.prefill"}, {"mla.decode", "bp.mla.decode"},
-    {"mla.index", "bp.mla.index"},     {"moe", "bp.moe"},
+    {"device", "bp.device"},
+    {"dense", "bp.dense"},
+    {"quant", "bp.quant"},
+    {"mla.common", "bp.mla.common"},
+    {"mla.prefill", "bp.mla.prefill"},
+    {"mla.decode", "bp.mla.decode"},
+    {"mla.index", "bp.mla.index"},
+    {"moe", "bp.moe"},
     {"coll", "bp.coll"},
 };
 
@@ -51,7 +55,8 @@ static int32_t note_choice(struct bp_session *s, uint32_t slot, const char *prov
 
 static void grow_workspace(struct bp_workspace *ws, const struct bp_workspace *more)
 {
-    if (more->persistent_bytes > ws->persistent_bytes) ws->persistent_bytes = more->persistent_bytes;
+    if (more->persistent_bytes > ws->persistent_bytes)
+        ws->persistent_bytes = more->persistent_bytes;
     if (more->plan_bytes > ws->plan_bytes) ws->plan_bytes = more->plan_bytes;
     if (more->scratch_bytes > ws->scratch_bytes) ws->scratch_bytes = more->scratch_bytes;
     if (more->pinned_bytes > ws->pinned_bytes) ws->pinned_bytes = more->pinned_bytes;
@@ -59,16 +64,18 @@ static void grow_workspace(struct bp_workspace *ws, const struct bp_workspace *m
     ws->persistent_zeroed |= more->persistent_zeroed;
 }
 
-int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider, const void *problem,
-                          struct bpi_bound **out, struct bp_error *err)
+int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider,
+                          const void *problem, struct bpi_bound **out, struct bp_error *err)
 {
     struct bpi_bound *b = NULL;
     for (uint32_t i = 0; i < s->n_bound && b == NULL; ++i) {
         if (s->bound[i].ref.vt == ref->vt && s->bound[i].ref.self == ref->self) b = &s->bound[i];
     }
     if (b == NULL) {
-        if (s->n_bound == s->cap_bound) { /* pointers to entries are kept, so the array never moves */
-            return bpi_fail(err, BP_E_LIMIT, "engine", provider, "more than %u op instances are in use", s->cap_bound);
+        if (s->n_bound ==
+            s->cap_bound) { /* pointers to entries are kept, so the array never moves */
+            return bpi_fail(err, BP_E_LIMIT, "engine", provider,
+                            "more than %u op instances are in use", s->cap_bound);
         }
         b = &s->bound[s->n_bound++];
         *b = (struct bpi_bound){.ref = *ref, .provider = provider, .ws = {.align = 64}};
@@ -85,8 +92,9 @@ int32_t bpi_session_choose(struct bp_session *s, uint32_t slot, int32_t layer, c
 {
     size_t n = 0, chosen = 0;
     struct bp_op_ref ref;
-    BP_TRY(bpi_loader_choose(s->loader, slot_table[slot].slot, slot_table[slot].iface, layer, &s->device, problem,
-                             s->cands, MAX_CANDIDATES, &n, &chosen, &ref, err));
+    BP_TRY(bpi_loader_choose(s->loader, slot_table[slot].slot, slot_table[slot].iface, layer,
+                             &s->device, problem, s->cands, MAX_CANDIDATES, &n, &chosen, &ref,
+                             err));
     const char *provider = s->cands[chosen].provider;
     BP_TRY(bpi_session_bound(s, &ref, provider, problem, out, err));
     return note_choice(s, slot, provider, layer, err);
@@ -96,12 +104,14 @@ int32_t bpi_session_choose(struct bp_session *s, uint32_t slot, int32_t layer, c
 
 static int32_t parse_device(const char *text, struct bp_device_problem *p, struct bp_error *err)
 {
-    *p = (struct bp_device_problem){.h = BP_HDR(struct bp_device_problem, ordinal), .kind = BP_DEV_HOST};
+    *p = (struct bp_device_problem){.h = BP_HDR(struct bp_device_problem, ordinal),
+                                    .kind = BP_DEV_HOST};
     /* auto is the host until a device plugin is loaded: the reference backend is the only provider of devices. */
     if (strcmp(text, "auto") == 0 || strcmp(text, "cpu") == 0) return BP_OK;
     int64_t ordinal = 0;
     if (strcmp(text, "cuda") == 0 ||
-        (strncmp(text, "cuda:", 5) == 0 && bpi_parse_i64(text + 5, &ordinal) && ordinal >= 0 && ordinal < 1024)) {
+        (strncmp(text, "cuda:", 5) == 0 && bpi_parse_i64(text + 5, &ordinal) && ordinal >= 0 &&
+         ordinal < 1024)) {
         p->kind = BP_DEV_CUDA;
         p->ordinal = (int32_t)ordinal;
         return BP_OK;
@@ -114,7 +124,8 @@ static int32_t bind_device(struct bp_session *s, struct bp_error *err)
 {
     struct bp_device_problem p;
     BP_TRY(parse_device(bpi_config_str(s->config, "engine", "device"), &p, err));
-    s->device = (struct bp_device){.h = BP_HDR(struct bp_device, name), .kind = p.kind, .ordinal = p.ordinal};
+    s->device = (struct bp_device){
+        .h = BP_HDR(struct bp_device, name), .kind = p.kind, .ordinal = p.ordinal};
     BP_TRY(bpi_session_choose(s, BPI_SLOT_DEVICE, -1, &p, &s->device_op, err));
     s->dev = (const struct bp_device_ops *)s->device_op->ref.vt;
     s->dev_self = s->device_op->ref.self;
@@ -123,8 +134,9 @@ static int32_t bind_device(struct bp_session *s, struct bp_error *err)
 
 /* ---- dense and coll ---- */
 
-static int32_t bind_dense(struct bp_session *s, uint32_t op, int32_t layer, int64_t width, uint32_t x_dtype,
-                          uint32_t y_dtype, uint32_t type, struct bpi_bound **table, struct bp_error *err)
+static int32_t bind_dense(struct bp_session *s, uint32_t op, int32_t layer, int64_t width,
+                          uint32_t x_dtype, uint32_t y_dtype, uint32_t type,
+                          struct bpi_bound **table, struct bp_error *err)
 {
     struct bp_dense_problem p = {.h = BP_HDR(struct bp_dense_problem, k),
                                  .op = op,
@@ -146,14 +158,18 @@ static int32_t bind_layer_dense(struct bp_session *s, uint32_t il, struct bp_err
     int64_t wide = hp->n_embd > hp->q_lora ? hp->n_embd : hp->q_lora;
     BP_TRY(bind_dense(s, BP_DENSE_OP_RMS, layer, wide, BP_DT_F32, s->act, 0, l->dense, err));
     BP_TRY(bind_dense(s, BP_DENSE_OP_ROPE, layer, hp->rope, s->act, s->act, 0, l->dense, err));
-    BP_TRY(bind_dense(s, BP_DENSE_OP_ADD, layer, hp->n_embd, BP_DT_F32, BP_DT_F32, 0, l->dense, err));
-    if (l->dense_ffn) BP_TRY(bind_dense(s, BP_DENSE_OP_SILU_MUL, layer, hp->n_ff, s->act, s->act, 0, l->dense, err));
+    BP_TRY(
+        bind_dense(s, BP_DENSE_OP_ADD, layer, hp->n_embd, BP_DT_F32, BP_DT_F32, 0, l->dense, err));
+    if (l->dense_ffn)
+        BP_TRY(
+            bind_dense(s, BP_DENSE_OP_SILU_MUL, layer, hp->n_ff, s->act, s->act, 0, l->dense, err));
     return BP_OK;
 }
 
 /* ---- quant sites ---- */
 
-static int32_t site_add(struct bp_session *s, struct bpi_site *site, uint32_t role, uint32_t il, struct bp_error *err)
+static int32_t site_add(struct bp_session *s, struct bpi_site *site, uint32_t role, uint32_t il,
+                        struct bp_error *err)
 {
     struct bp_raw raw;
     if (!bpi_model_raw(s->model->m, role, il, 0, 1, &raw)) {
@@ -168,8 +184,8 @@ static int32_t site_add(struct bp_session *s, struct bpi_site *site, uint32_t ro
 }
 
 static struct bp_quant_problem site_problem(const struct bp_session *s, const struct bpi_site *site,
-                                            const struct bp_quant_shape *shapes, uint32_t n_w, uint32_t x_dtype,
-                                            uint32_t y_dtype)
+                                            const struct bp_quant_shape *shapes, uint32_t n_w,
+                                            uint32_t x_dtype, uint32_t y_dtype)
 {
     return (struct bp_quant_problem){.h = BP_HDR(struct bp_quant_problem, epilogue),
                                      .op = BP_QUANT_OP_MATMUL,
@@ -184,8 +200,8 @@ static struct bp_quant_problem site_problem(const struct bp_session *s, const st
 }
 
 /* Does the op serve this problem in one go? Then its workspace counts. */
-static int32_t ask_form(struct bp_session *s, struct bpi_bound *op, const struct bp_quant_problem *p, bool *out,
-                        struct bp_error *err)
+static int32_t ask_form(struct bp_session *s, struct bpi_bound *op,
+                        const struct bp_quant_problem *p, bool *out, struct bp_error *err)
 {
     bpi_loader_ask(&op->ref, op->provider, p, &s->cands[0]);
     *out = s->cands[0].verdict.level != BP_V_NO;
@@ -195,13 +211,14 @@ static int32_t ask_form(struct bp_session *s, struct bpi_bound *op, const struct
 }
 
 /* Chooses providers for the weights added so far. Inputs of the rms prologue are the residual (F32). */
-static int32_t site_bind(struct bp_session *s, struct bpi_site *site, int32_t layer, uint32_t x_dtype,
-                         uint32_t y_dtype, struct bp_error *err)
+static int32_t site_bind(struct bp_session *s, struct bpi_site *site, int32_t layer,
+                         uint32_t x_dtype, uint32_t y_dtype, struct bp_error *err)
 {
     struct bp_quant_shape shapes[BPI_SITE_MAX_W];
     bool same = true;
     for (uint32_t i = 0; i < site->n_w; ++i) {
-        shapes[i] = (struct bp_quant_shape){.type = site->type[i], .rows = site->rows[i], .cols = site->cols};
+        shapes[i] = (struct bp_quant_shape){
+            .type = site->type[i], .rows = site->rows[i], .cols = site->cols};
         struct bp_quant_problem plain = site_problem(s, site, &shapes[i], 1, x_dtype, y_dtype);
         plain.prologue = BP_PROLOGUE_NONE;
         plain.epilogue = BP_EPILOGUE_NONE;
@@ -292,7 +309,8 @@ static int32_t bind_moe(struct bp_session *s, uint32_t il, struct bp_error *err)
     p.op = BP_MOE_OP_RUN;
     struct bpi_bound *run;
     BP_TRY(bpi_session_choose(s, BPI_SLOT_MOE, (int32_t)il, &p, &run, err));
-    p.op = BP_MOE_OP_ROUTE; /* whoever runs the experts also routes; its refusal must be seen here */
+    p.op =
+        BP_MOE_OP_ROUTE; /* whoever runs the experts also routes; its refusal must be seen here */
     bpi_loader_ask(&run->ref, run->provider, &p, &s->cands[0]);
     if (s->cands[0].verdict.level == BP_V_NO) {
         struct bpi_buf why = {0};
@@ -300,8 +318,9 @@ static int32_t bind_moe(struct bp_session *s, uint32_t il, struct bp_error *err)
             if (i > 0) bpi_buf_puts(&why, "; ");
             bpi_loader_format_reason(&s->cands[0].reasons[i], &why);
         }
-        int32_t rc = bpi_fail(err, BP_E_CONFIG, "engine", "slots.moe", "%s runs the experts but not the router: %s",
-                              run->provider, why.data != NULL ? why.data : "no reason given");
+        int32_t rc = bpi_fail(err, BP_E_CONFIG, "engine", "slots.moe",
+                              "%s runs the experts but not the router: %s", run->provider,
+                              why.data != NULL ? why.data : "no reason given");
         bpi_buf_free(&why);
         return rc;
     }
@@ -315,9 +334,11 @@ static int32_t bind_head(struct bp_session *s, struct bp_error *err)
     const struct bpi_hparams *hp = s->hp;
     struct bp_raw raw;
     if (!bpi_model_raw(s->model->m, BPI_W_TOKEN_EMBD, 0, 0, 1, &raw)) {
-        return bpi_fail(err, BP_E_INTERNAL, "engine", "token_embd.weight", "the model has no embedding");
+        return bpi_fail(err, BP_E_INTERNAL, "engine", "token_embd.weight",
+                        "the model has no embedding");
     }
-    BP_TRY(bind_dense(s, BP_DENSE_OP_EMBED, -1, hp->n_embd, BP_DT_I32, BP_DT_F32, raw.type, s->dense, err));
+    BP_TRY(bind_dense(s, BP_DENSE_OP_EMBED, -1, hp->n_embd, BP_DT_I32, BP_DT_F32, raw.type,
+                      s->dense, err));
     BP_TRY(bind_dense(s, BP_DENSE_OP_RMS, -1, hp->n_embd, BP_DT_F32, BP_DT_F32, 0, s->dense, err));
     s->head.prologue = BP_PROLOGUE_RMS;
     BP_TRY(site_add(s, &s->head, BPI_W_OUTPUT, 0, err));
@@ -340,7 +361,8 @@ int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err)
     s->bound = bpi_arena_alloc(&s->arena, s->cap_bound, sizeof(*s->bound), 16);
     s->layers = bpi_arena_alloc(&s->arena, s->n_layer, sizeof(*s->layers), 16);
     s->cands = bpi_arena_alloc(&s->arena, MAX_CANDIDATES, sizeof(*s->cands), 16);
-    if (s->bound == NULL || s->layers == NULL || s->cands == NULL) return bpi_fail_nomem(err, "engine", 65536);
+    if (s->bound == NULL || s->layers == NULL || s->cands == NULL)
+        return bpi_fail_nomem(err, "engine", 65536);
     BP_TRY(bind_device(s, err));
     BP_TRY(bind_coll(s, err));
     BP_TRY(bind_head(s, err));

@@ -17,8 +17,8 @@ struct wants {
     bool overflow;
 };
 
-static void want(struct wants *ws, void *out, uint64_t *account, uint32_t mem, uint64_t n, uint64_t width,
-                 uint64_t elem)
+static void want(struct wants *ws, void *out, uint64_t *account, uint32_t mem, uint64_t n,
+                 uint64_t width, uint64_t elem)
 {
     uint64_t bytes;
     if (ws->n == MAX_WANTS || !bpi_mul_u64(n, width, &bytes) || !bpi_mul_u64(bytes, elem, &bytes)) {
@@ -36,6 +36,7 @@ static void want_buffers(struct bp_session *s, struct wants *ws)
     uint64_t qk = hp->nope + hp->rope, lat = hp->kv_lora + hp->rope, k = s->slab_cap;
     uint64_t wide = hp->n_embd > hp->q_lora ? hp->n_embd : hp->q_lora;
     want(ws, &s->x, acc, BP_MEM_DEVICE, t, hp->n_embd, 4);
+    want(ws, &s->x_add, acc, BP_MEM_DEVICE, t, hp->n_embd, 4);
     want(ws, &s->h, acc, BP_MEM_DEVICE, t, wide, act);
     want(ws, &s->q_lora, acc, BP_MEM_DEVICE, t, hp->q_lora, act);
     want(ws, &s->q, acc, BP_MEM_DEVICE, t, h * qk, act);
@@ -63,7 +64,8 @@ static void want_buffers(struct bp_session *s, struct wants *ws)
     }
     if (hp->sparse) {
         want(ws, &s->index_k, acc, BP_MEM_DEVICE, t, hp->index_dim, act);
-        want(ws, &s->index_q, acc, BP_MEM_DEVICE, r, (uint64_t)hp->n_index_head * hp->index_dim, act);
+        want(ws, &s->index_q, acc, BP_MEM_DEVICE, r, (uint64_t)hp->n_index_head * hp->index_dim,
+             act);
         want(ws, &s->index_w, acc, BP_MEM_DEVICE, r, hp->n_index_head, 4);
         want(ws, &s->idx, acc, BP_MEM_DEVICE, r, hp->top_k, 4);
         want(ws, &s->idx_len, acc, BP_MEM_DEVICE, r, 1, 4);
@@ -76,18 +78,21 @@ static void want_buffers(struct bp_session *s, struct wants *ws)
     }
 }
 
-static int32_t check_total(struct bp_session *s, const struct wants *ws, uint64_t more, struct bp_error *err)
+static int32_t check_total(struct bp_session *s, const struct wants *ws, uint64_t more,
+                           struct bp_error *err)
 {
     uint64_t total = more, free_bytes = 0, all = 0;
     bool ok = !ws->overflow;
     for (uint32_t i = 0; i < ws->n && ok; ++i) ok = bpi_add_u64(total, ws->w[i].n_bytes, &total);
     BP_TRY(s->dev->mem_info(s->dev_self, &free_bytes, &all, err));
     if (ok && total <= free_bytes) return BP_OK;
-    return bpi_fail(err, s->device.kind == BP_DEV_HOST ? BP_E_NOMEM : BP_E_DEVMEM, "engine", "engine.ctx",
-                    "cache and buffers need %.2f GiB, %.2f GiB are free on %s; lower engine.ctx (%u), engine.max_seqs "
+    return bpi_fail(err, s->device.kind == BP_DEV_HOST ? BP_E_NOMEM : BP_E_DEVMEM, "engine",
+                    "engine.ctx",
+                    "cache and buffers need %.2f GiB, %.2f GiB are free on %s; lower engine.ctx "
+                    "(%u), engine.max_seqs "
                     "(%u) or engine.batch_tokens (%u)",
-                    ok ? (double)total / 0x1p30 : 1e18, (double)free_bytes / 0x1p30, s->device.name, s->ctx,
-                    s->max_seqs, s->batch_tok);
+                    ok ? (double)total / 0x1p30 : 1e18, (double)free_bytes / 0x1p30, s->device.name,
+                    s->ctx, s->max_seqs, s->batch_tok);
 }
 
 static uint64_t n_blocks(const struct bp_session *s)
@@ -101,10 +106,12 @@ static int32_t allocate_pools(struct bp_session *s, struct bp_error *err)
     for (uint32_t il = 0; il < s->n_layer; ++il) {
         struct bpi_layer *l = &s->layers[il];
         void *p;
-        BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, n * l->kv_block_bytes, &s->memory.cache, &p, err));
+        BP_TRY(
+            bpi_session_alloc(s, BP_MEM_DEVICE, n * l->kv_block_bytes, &s->memory.cache, &p, err));
         l->pool = p;
         if (!l->has_index) continue;
-        BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, n * l->index_block_bytes, &s->memory.cache, &p, err));
+        BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, n * l->index_block_bytes, &s->memory.cache, &p,
+                                 err));
         l->index_pool = p;
     }
     return BP_OK;
@@ -116,15 +123,18 @@ static int32_t allocate_workspaces(struct bp_session *s, struct bp_error *err)
         struct bpi_bound *b = &s->bound[i];
         uint64_t *acc = &s->memory.scratch;
         if (b->ws.persistent_bytes > 0) {
-            BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, b->ws.persistent_bytes, acc, &b->persistent, err));
+            BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, b->ws.persistent_bytes, acc, &b->persistent,
+                                     err));
         }
-        if (b->ws.plan_bytes > 0) BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, b->ws.plan_bytes, acc, &b->plan, err));
+        if (b->ws.plan_bytes > 0)
+            BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, b->ws.plan_bytes, acc, &b->plan, err));
         if (b->ws.pinned_bytes > 0) {
             BP_TRY(bpi_session_alloc(s, BP_MEM_PINNED, b->ws.pinned_bytes, acc, &b->pinned, err));
         }
         if (b->ws.scratch_bytes > s->scratch_bytes) s->scratch_bytes = b->ws.scratch_bytes;
     }
-    return bpi_session_alloc(s, BP_MEM_DEVICE, s->scratch_bytes, &s->memory.scratch, &s->scratch, err);
+    return bpi_session_alloc(s, BP_MEM_DEVICE, s->scratch_bytes, &s->memory.scratch, &s->scratch,
+                             err);
 }
 
 static int32_t fill_rope_tables(struct bp_session *s, struct bp_error *err)
@@ -138,7 +148,8 @@ static int32_t fill_rope_tables(struct bp_session *s, struct bp_error *err)
     if (host == NULL) return bpi_fail_nomem(err, "engine", 2 * n * sizeof(*host));
     bpi_model_rope_table(s->hp, s->ctx, host, host + n);
     int32_t rc = s->dev->copy(s->dev_self, s->rope_cos, host, n * 4, BP_COPY_H2D, NULL, err);
-    if (rc == BP_OK) rc = s->dev->copy(s->dev_self, s->rope_sin, host + n, n * 4, BP_COPY_H2D, NULL, err);
+    if (rc == BP_OK)
+        rc = s->dev->copy(s->dev_self, s->rope_sin, host + n, n * 4, BP_COPY_H2D, NULL, err);
     if (rc == BP_OK) rc = s->dev->stream_sync(s->dev_self, NULL, err);
     bpi_free(host);
     return rc;
@@ -157,8 +168,9 @@ static int32_t allocate_step_state(struct bp_session *s, struct bp_error *err)
     s->metas = bpi_arena_alloc(&s->arena, (size_t)s->max_seg * s->max_phase, sizeof(*s->metas), 16);
     s->start = bpi_arena_alloc(&s->arena, s->max_seqs, sizeof(uint32_t), 16);
     s->bad_row = bpi_arena_alloc(&s->arena, t, 1, 16);
-    if (st->row_item == NULL || st->row_pos == NULL || st->logit_row == NULL || st->logit_first == NULL ||
-        st->logit_count == NULL || st->groups == NULL || s->metas == NULL || s->start == NULL || s->bad_row == NULL) {
+    if (st->row_item == NULL || st->row_pos == NULL || st->logit_row == NULL ||
+        st->logit_first == NULL || st->logit_count == NULL || st->groups == NULL ||
+        s->metas == NULL || s->start == NULL || s->bad_row == NULL) {
         return bpi_fail_nomem(err, "engine", t * 16);
     }
     return BP_OK;
@@ -171,7 +183,8 @@ int32_t bpi_session_buffers(struct bp_session *s, struct bp_error *err)
     uint64_t more = 0, pool, per_layer;
     for (uint32_t il = 0; il < s->n_layer; ++il) {
         per_layer = s->layers[il].kv_block_bytes + s->layers[il].index_block_bytes;
-        if (!bpi_mul_u64(n_blocks(s), per_layer, &pool) || !bpi_add_u64(more, pool, &more)) ws.overflow = true;
+        if (!bpi_mul_u64(n_blocks(s), per_layer, &pool) || !bpi_add_u64(more, pool, &more))
+            ws.overflow = true;
     }
     BP_TRY(check_total(s, &ws, more, err));
     BP_TRY(bpi_kv_create((uint32_t)n_blocks(s), s->block_tok, s->max_seqs, s->ctx, &s->kv, err));

@@ -60,7 +60,8 @@ struct bp_mla_problem bpi_session_mla_problem(const struct bp_session *s, uint32
 }
 
 /* Prefill and decode for one latent layout. */
-static int32_t try_layout(struct bp_session *s, uint32_t il, const struct bp_kv_layout *layout, struct bp_error *err)
+static int32_t try_layout(struct bp_session *s, uint32_t il, const struct bp_kv_layout *layout,
+                          struct bp_error *err)
 {
     struct bpi_layer *l = &s->layers[il];
     l->kv_layout_id = layout->id;
@@ -68,7 +69,8 @@ static int32_t try_layout(struct bp_session *s, uint32_t il, const struct bp_kv_
     struct bp_mla_problem p = bpi_session_mla_problem(s, il);
     BP_TRY(bpi_session_choose(s, BPI_SLOT_MLA_PREFILL, (int32_t)il, &p, &l->prefill, err));
     BP_TRY(bpi_session_choose(s, BPI_SLOT_MLA_DECODE, (int32_t)il, &p, &l->decode, err));
-    struct bpi_bound *same; /* the common op answers for the layout, too: its workspace may depend on it */
+    struct bpi_bound
+        *same; /* the common op answers for the layout, too: its workspace may depend on it */
     return bpi_session_bound(s, &l->common->ref, l->common->provider, &p, &same, err);
 }
 
@@ -80,10 +82,11 @@ static int32_t negotiate_index(struct bp_session *s, uint32_t il, struct bp_erro
     const struct bp_mla_index_ops *ops = (const struct bp_mla_index_ops *)l->index->ref.vt;
     struct bp_kv_layout layout = {.h = BP_HDR(struct bp_kv_layout, name)};
     if (ops->layouts(l->index->ref.self, &p, 0, &layout) != BP_OK) {
-        return bpi_fail(err, BP_E_CONFIG, "engine", "kv.dtype",
-                        "mla.index provider %s offers no index layout of dtype %s for layer %u; choose another "
-                        "kv.dtype or slots.mla.index",
-                        l->index->provider, bp_session_kv_dtype(s), il);
+        return bpi_fail(
+            err, BP_E_CONFIG, "engine", "kv.dtype",
+            "mla.index provider %s offers no index layout of dtype %s for layer %u; choose another "
+            "kv.dtype or slots.mla.index",
+            l->index->provider, bp_session_kv_dtype(s), il);
     }
     l->index_layout_id = layout.id;
     l->index_block_bytes = layout.block_bytes;
@@ -110,10 +113,11 @@ static int32_t negotiate_layer(struct bp_session *s, uint32_t il, struct bp_erro
     }
     if (rc != BP_OK) {
         bpi_fail(err, rc, "engine", "kv.dtype",
-                 "layer %u: no cache layout of dtype %s serves all of mla.common, mla.prefill and mla.decode; "
+                 "layer %u: no cache layout of dtype %s serves all of mla.common, mla.prefill and "
+                 "mla.decode; "
                  "mla.common provider %s offers {%s}; %s",
-                 il, bp_session_kv_dtype(s), l->common->provider, offered.data != NULL ? offered.data : "",
-                 last.msg);
+                 il, bp_session_kv_dtype(s), l->common->provider,
+                 offered.data != NULL ? offered.data : "", last.msg);
     }
     bpi_buf_free(&offered);
     if (rc == BP_OK && l->has_index) rc = negotiate_index(s, il, err);
@@ -124,7 +128,7 @@ int32_t bpi_session_negotiate(struct bp_session *s, struct bp_error *err)
 {
     s->kv_dtype = resolve_dtype(s->config);
     for (uint32_t il = 0; il < s->n_layer; ++il) BP_TRY(negotiate_layer(s, il, err));
-    bpi_logf(&s->log, BPI_LOG_INFO, "engine", "kv.dtype = %s (asked for: %s), layout %s", bp_session_kv_dtype(s),
-             bpi_config_str(s->config, "kv", "dtype"), s->kv_layout);
+    bpi_logf(&s->log, BPI_LOG_INFO, "engine", "kv.dtype = %s (asked for: %s), layout %s",
+             bp_session_kv_dtype(s), bpi_config_str(s->config, "kv", "dtype"), s->kv_layout);
     return BP_OK;
 }

@@ -3,8 +3,8 @@
 #include "engine/session_priv.h"
 #include <string.h>
 
-int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, uint64_t *account, void **out,
-                          struct bp_error *err)
+int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, uint64_t *account,
+                          void **out, struct bp_error *err)
 {
     *out = NULL;
     if (s->n_mems == s->cap_mems) {
@@ -21,8 +21,8 @@ int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, 
     return BP_OK;
 }
 
-int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_bytes, const void **out,
-                           struct bp_error *err)
+int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_bytes,
+                           const void **out, struct bp_error *err)
 {
     *out = host;
     if (host == NULL || s->device.kind == BP_DEV_HOST) return BP_OK;
@@ -34,7 +34,8 @@ int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_by
 
 void bpi_session_free_all(struct bp_session *s)
 {
-    for (uint32_t i = s->n_mems; i > 0; --i) s->dev->free(s->dev_self, s->mems[i - 1].kind, s->mems[i - 1].p);
+    for (uint32_t i = s->n_mems; i > 0; --i)
+        s->dev->free(s->dev_self, s->mems[i - 1].kind, s->mems[i - 1].p);
     bpi_free(s->mems);
     s->mems = NULL;
     s->n_mems = s->cap_mems = 0;

@@ -20,17 +20,25 @@
 
 /* Slots a layer (or the model as a whole) binds; order of the choice table. */
 enum bpi_slot {
-    BPI_SLOT_DEVICE, BPI_SLOT_DENSE, BPI_SLOT_QUANT, BPI_SLOT_MLA_COMMON, BPI_SLOT_MLA_PREFILL, BPI_SLOT_MLA_DECODE,
-    BPI_SLOT_MLA_INDEX, BPI_SLOT_MOE, BPI_SLOT_COLL, BPI_SLOT_COUNT
+    BPI_SLOT_DEVICE,
+    BPI_SLOT_DENSE,
+    BPI_SLOT_QUANT,
+    BPI_SLOT_MLA_COMMON,
+    BPI_SLOT_MLA_PREFILL,
+    BPI_SLOT_MLA_DECODE,
+    BPI_SLOT_MLA_INDEX,
+    BPI_SLOT_MOE,
+    BPI_SLOT_COLL,
+    BPI_SLOT_COUNT
 };
 
 /* One distinct op instance in use, with the memory it asked for. */
 struct bpi_bound {
     struct bp_op_ref ref;
     const char *provider;
-    struct bp_workspace ws;          /* maximum over the problems it was bound for */
+    struct bp_workspace ws; /* maximum over the problems it was bound for */
     void *persistent, *plan, *pinned;
-    const void *planned_meta;        /* what plan() last saw */
+    const void *planned_meta; /* what plan() last saw */
     uint64_t planned_epoch;
 };
 
@@ -44,9 +52,9 @@ struct bpi_site {
     void *weight[BPI_SITE_MAX_W];
     int64_t rows[BPI_SITE_MAX_W], cols;
     uint32_t type[BPI_SITE_MAX_W];
-    uint32_t prologue, epilogue;     /* wanted */
-    bool one_call;                   /* all weights with prologue and epilogue in one matmul */
-    bool multi;                      /* all weights in one plain matmul */
+    uint32_t prologue, epilogue; /* wanted */
+    bool one_call;               /* all weights with prologue and epilogue in one matmul */
+    bool multi;                  /* all weights in one plain matmul */
 };
 
 struct bpi_layer {
@@ -55,42 +63,42 @@ struct bpi_layer {
     struct bpi_bound *common, *prefill, *decode, *index, *moe;
     /* attention */
     const float *attn_norm, *q_a_norm, *kv_a_norm; /* device */
-    struct bpi_site in;              /* {q_a | q, kv_a [, index k]} of rms(x) */
-    struct bpi_site q_b;             /* of rms(q_a); absent without query compression */
-    struct bpi_site out;             /* x += W_o o */
-    void *mla;                       /* k_b and v_b */
+    struct bpi_site in;                            /* {q_a | q, kv_a [, index k]} of rms(x) */
+    struct bpi_site q_b; /* of rms(q_a); absent without query compression */
+    struct bpi_site out; /* x += W_o o */
+    void *mla;           /* k_b and v_b */
     uint64_t kv_layout_id, kv_block_bytes, index_layout_id, index_block_bytes;
     unsigned char *pool, *index_pool;
     /* index */
     const float *index_norm_w, *index_norm_b;
-    struct bpi_site index_q;         /* of rms(q_a) */
-    struct bpi_site index_w;         /* of rms(x) */
+    struct bpi_site index_q; /* of rms(q_a) */
+    struct bpi_site index_w; /* of rms(x) */
     /* feed-forward */
     const float *ffn_norm;
-    struct bpi_site gate_up, down;   /* dense */
-    struct bpi_site router;          /* of h */
+    struct bpi_site gate_up, down; /* dense */
+    struct bpi_site router;        /* of h */
     const float *router_bias;
     void *experts;
 };
 
 /* Metadata of one step; arrays point into session.meta_* staging. */
-struct bpi_group { /* prefill segments that run together */
-    uint32_t n_seg, n_phase;         /* phases: 0 = causal, 1.. = context slabs */
-    uint32_t row0, n_q;              /* batch rows of the queries */
+struct bpi_group {                    /* prefill segments that run together */
+    uint32_t n_seg, n_phase;          /* phases: 0 = causal, 1.. = context slabs */
+    uint32_t row0, n_q;               /* batch rows of the queries */
     struct bp_mla_prefill_meta *meta; /* n_phase of them */
 };
 
 struct bpi_step {
     uint32_t n_items, n_tok, n_row, n_seqs, n_logits;
-    bool select;                     /* some row has more keys than top_k */
+    bool select; /* some row has more keys than top_k */
     struct bp_mla_meta common;
     struct bp_mla_decode_meta decode;
     uint32_t n_group;
     struct bpi_group *groups;
-    uint32_t *row_item, *row_pos;    /* (n_tok) batch row -> item, position */
-    uint32_t *logit_first;           /* (n_items) first logits row of an item */
-    uint32_t *logit_count;           /* (n_items) */
-    uint32_t *logit_row;             /* (n_logits) batch row */
+    uint32_t *row_item, *row_pos; /* (n_tok) batch row -> item, position */
+    uint32_t *logit_first;        /* (n_items) first logits row of an item */
+    uint32_t *logit_count;        /* (n_items) */
+    uint32_t *logit_row;          /* (n_logits) batch row */
 };
 
 /* Intermediates that can be tapped. X(id, name, rows) - rows: T all tokens, R decode rows, L logits rows. */
@@ -120,13 +128,14 @@ enum bpi_tap {
 #define BPI_TAP_ENUM(id, name, rows) BPI_TAP_##id,
     BPI_TAP_MAP(BPI_TAP_ENUM)
 #undef BPI_TAP_ENUM
-    BPI_TAP_COUNT
+        BPI_TAP_COUNT
 };
 
 struct bpi_taps {
-    bp_tap_fn fn;                    /* NULL: all off */
+    bp_tap_fn fn; /* NULL: all off */
     void *ctx;
-    const char **names;              /* (n_layer + 1, BPI_TAP_COUNT): NULL = off; the last row is outside of layers */
+    const char *
+        *names; /* (n_layer + 1, BPI_TAP_COUNT): NULL = off; the last row is outside of layers */
     struct bpi_arena arena;
 };
 
@@ -138,12 +147,13 @@ struct bp_session {
     const struct bpi_config *config; /* not owned; valid during open only */
     struct bpi_pool *pool;
     struct bpi_loader *loader;
-    struct bpi_arena arena;          /* small things that live as long as the session */
+    struct bpi_arena arena; /* small things that live as long as the session */
 
     /* limits */
     uint32_t ctx, max_seqs, batch_tok, slab, slab_cap, block_tok, n_layer;
     uint32_t max_rows, max_logits, max_seg;
-    uint32_t kv_dtype, act;          /* enum bp_dtype */
+    uint32_t kv_dtype, act; /* enum bp_dtype */
+    double index_scale;     /* 1 / sqrt(index heads * index_dim) */
     uint64_t epoch;
 
     /* backends */
@@ -154,7 +164,7 @@ struct bp_session {
     struct bpi_bound *dense[BPI_N_DENSE]; /* outside of layers */
     struct bpi_bound *coll;
     void *comm;
-    struct bpi_bound *bound;         /* n_bound distinct instances, fixed capacity */
+    struct bpi_bound *bound; /* n_bound distinct instances, fixed capacity */
     uint32_t n_bound, cap_bound;
     struct bpi_layer *layers;
     struct bpi_site head;
@@ -163,41 +173,42 @@ struct bp_session {
     struct bp_choice *choices;
     uint32_t n_choices;
     char kv_layout[32];
-    struct bpi_candidate *cands;     /* scratch of binding */
+    struct bpi_candidate *cands; /* scratch of binding */
 
     /* memory owned, for the device slot's free */
     struct bpi_mem {
         void *p;
         uint64_t n_bytes;
         uint32_t kind;
-    } *mems;
+    } * mems;
     uint32_t n_mems, cap_mems;
     struct bp_session_memory memory;
 
     /* cache and buffers (device unless said otherwise); T = batch_tok, R = max_rows */
     struct bpi_kv *kv;
-    float *rope_cos, *rope_sin;      /* (ctx, rope/2) */
-    void *x;                         /* (T, E) f32 residual */
-    void *h;                         /* (T, max(E, q_lora)) normalised */
-    void *q_lora;                    /* (T, Q) */
-    void *q;                         /* (T, H, P+R) */
-    void *kv_raw;                    /* (T, C+R) */
-    void *index_k;                   /* (T, D) */
-    void *index_q;                   /* (R, n_ih, D) */
-    void *index_w;                   /* (R, n_ih) f32 */
-    int32_t *idx, *idx_len;          /* (R, top_k), (R) */
-    void *q_lat, *o_lat;             /* (R, H, C+R), (R, H, C) */
-    void *heads;                     /* (T, H, V) */
-    float *lse, *lse2;               /* (T, H) */
-    void *heads2;                    /* (T, H, V) */
+    float *rope_cos, *rope_sin;               /* (ctx, rope/2) */
+    void *x;                                  /* (T, E) f32 residual */
+    void *h;                                  /* (T, max(E, q_lora)) normalised */
+    void *x_add;                              /* (T, E) f32: a product before dense.add takes it */
+    void *q_lora;                             /* (T, Q) */
+    void *q;                                  /* (T, H, P+R) */
+    void *kv_raw;                             /* (T, C+R) */
+    void *index_k;                            /* (T, D) */
+    void *index_q;                            /* (R, n_ih, D) */
+    void *index_w;                            /* (R, n_ih) f32 */
+    int32_t *idx, *idx_len;                   /* (R, top_k), (R) */
+    void *q_lat, *o_lat;                      /* (R, H, C+R), (R, H, C) */
+    void *heads;                              /* (T, H, V) */
+    float *lse, *lse2;                        /* (T, H) */
+    void *heads2;                             /* (T, H, V) */
     void *slab_c, *slab_pe, *slab_k, *slab_v; /* gathered keys */
-    void *ff;                        /* (T, max(n_ff)) twice when silu_mul is composed */
+    void *ff;                                 /* (T, max(n_ff)) twice when silu_mul is composed */
     void *ff2;
-    float *router, *moe_w;           /* (T, X), (T, K) */
+    float *router, *moe_w; /* (T, X), (T, K) */
     int32_t *moe_ids;
-    void *x_rows;                    /* (L, E) */
-    float *logits, *logits_host;     /* (L, vocab) */
-    int32_t *ids_dev;                /* (T) */
+    void *x_rows;                /* (L, E) */
+    float *logits, *logits_host; /* (L, vocab) */
+    const int32_t *ids_dev;      /* (T) in the staging */
     void *scratch;
     uint64_t scratch_bytes;
     unsigned char *meta_host, *meta_dev; /* staging of step metadata */
@@ -206,26 +217,26 @@ struct bp_session {
     struct bpi_step step;
     struct bp_mla_prefill_meta *metas; /* n_phase_max per segment */
     uint32_t max_phase;
-    uint32_t *start;                 /* (max_seqs) sequence lengths before the step, by item */
-    unsigned char *bad_row;          /* (T) */
+    uint32_t *start;        /* (max_seqs) sequence lengths before the step, by item */
+    unsigned char *bad_row; /* (T) */
     struct bpi_taps taps;
     atomic_int interrupted;
 };
 
 /* ---- session_mem.c ---- */
 /* Device or pinned memory owned by the session; `kind` counts into session.memory (offset of the field). */
-int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, uint64_t *account, void **out,
-                          struct bp_error *err);
+int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, uint64_t *account,
+                          void **out, struct bp_error *err);
 /* A device copy of host data: the pointer itself on HOST. */
-int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_bytes, const void **out,
-                           struct bp_error *err);
+int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_bytes,
+                           const void **out, struct bp_error *err);
 void bpi_session_free_all(struct bp_session *s);
 
 /* ---- session_bind.c ---- */
 int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err);
 /* The bound instance for an op reference, its workspace grown to `problem`. */
-int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider, const void *problem,
-                          struct bpi_bound **out, struct bp_error *err);
+int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider,
+                          const void *problem, struct bpi_bound **out, struct bp_error *err);
 int32_t bpi_session_choose(struct bp_session *s, uint32_t slot, int32_t layer, const void *problem,
                            struct bpi_bound **out, struct bp_error *err);
 const char *bpi_slot_name(uint32_t slot);
@@ -237,7 +248,8 @@ void bpi_session_release(struct bp_session *s);
 /* Cache pools and step buffers (session_buffers.c). */
 int32_t bpi_session_buffers(struct bp_session *s, struct bp_error *err);
 struct bp_mla_problem bpi_session_mla_problem(const struct bp_session *s, uint32_t layer);
-int32_t bpi_session_progress(struct bp_session *s, double fraction, const char *what, struct bp_error *err);
+int32_t bpi_session_progress(struct bp_session *s, double fraction, const char *what,
+                             struct bp_error *err);
 
 /* ---- step_*.c ---- */
 /* Metadata of the items, whose tokens were already appended to the cache's tables; s->start has the lengths before. */
@@ -247,15 +259,18 @@ uint64_t bpi_step_meta_bytes(const struct bp_session *s); /* staging for the lar
 int32_t bpi_step_forward(struct bp_session *s, struct bp_error *err);
 int32_t bpi_step_attention(struct bp_session *s, uint32_t layer, struct bp_error *err);
 int32_t bpi_step_ffn(struct bp_session *s, uint32_t layer, struct bp_error *err);
-struct bp_launch bpi_step_launch(const struct bp_session *s, const struct bpi_bound *op, int32_t layer);
+struct bp_launch bpi_step_launch(const struct bp_session *s, const struct bpi_bound *op,
+                                 int32_t layer);
 
 /* One site: y[i] = W_i rms(x) (or silu_mul, or + residual), composed from plain ops where the provider wants it. dense:
  * the ops that compose. norm_w: with the rms prologue. x (n, cols), y[i] (n, rows_i). */
-int32_t bpi_site_run(struct bp_session *s, const struct bpi_site *site, struct bpi_bound *const *dense, int32_t layer,
-                     const struct bp_tensor *x, const float *norm_w, struct bp_tensor *y,
-                     const struct bp_tensor *residual, struct bp_error *err);
-int32_t bpi_dense_rms(struct bp_session *s, struct bpi_bound *const *dense, int32_t layer, const struct bp_tensor *x,
-                      const float *w, const struct bp_tensor *y, struct bp_error *err);
+int32_t bpi_site_run(struct bp_session *s, const struct bpi_site *site,
+                     struct bpi_bound *const *dense, int32_t layer, const struct bp_tensor *x,
+                     const float *norm_w, struct bp_tensor *y, const struct bp_tensor *residual,
+                     struct bp_error *err);
+int32_t bpi_dense_rms(struct bp_session *s, struct bpi_bound *const *dense, int32_t layer,
+                      const struct bp_tensor *x, const float *w, const struct bp_tensor *y,
+                      struct bp_error *err);
 
 /* ---- tap.c ---- */
 static inline bool bpi_tap_on(const struct bp_session *s, uint32_t tap, int32_t layer)
@@ -268,20 +283,26 @@ static inline bool bpi_tap_on(const struct bp_session *s, uint32_t tap, int32_t 
 int32_t bpi_tap_emit(struct bp_session *s, uint32_t tap, int32_t layer, const struct bp_tensor *t,
                      struct bp_error *err);
 /* Runs the step again with every tap on and names the first layer and op with a NaN or Inf in one of the marked rows. */
-void bpi_tap_find_nonfinite(struct bp_session *s, const unsigned char *bad_row, char *where, size_t cap);
+void bpi_tap_find_nonfinite(struct bp_session *s, const unsigned char *bad_row, char *where,
+                            size_t cap);
 
 /* ---- tensors ---- */
 static inline uint32_t bpi_dtype_bytes(uint32_t dtype)
 {
-    return dtype == BP_DT_F16 || dtype == BP_DT_BF16 ? 2 : dtype == BP_DT_I64 ? 8 : dtype == BP_DT_U8 ? 1 : 4;
+    return dtype == BP_DT_F16 || dtype == BP_DT_BF16 ? 2
+           : dtype == BP_DT_I64                      ? 8
+           : dtype == BP_DT_U8                       ? 1
+                                                     : 4;
 }
 static inline struct bp_tensor bpi_t1(void *p, uint32_t dtype, int64_t n)
 {
-    return (struct bp_tensor){.data = p, .dtype = dtype, .ndim = 1, .dim = {n, 1, 1, 1}, .stride = {1, 1, 1, 1}};
+    return (struct bp_tensor){
+        .data = p, .dtype = dtype, .ndim = 1, .dim = {n, 1, 1, 1}, .stride = {1, 1, 1, 1}};
 }
 static inline struct bp_tensor bpi_t2(void *p, uint32_t dtype, int64_t n, int64_t w)
 {
-    return (struct bp_tensor){.data = p, .dtype = dtype, .ndim = 2, .dim = {n, w, 1, 1}, .stride = {w, 1, 1, 1}};
+    return (struct bp_tensor){
+        .data = p, .dtype = dtype, .ndim = 2, .dim = {n, w, 1, 1}, .stride = {w, 1, 1, 1}};
 }
 static inline struct bp_tensor bpi_t3(void *p, uint32_t dtype, int64_t n, int64_t h, int64_t w)
 {
@@ -291,7 +312,8 @@ static inline struct bp_tensor bpi_t3(void *p, uint32_t dtype, int64_t n, int64_
 /* Rows [begin, begin + n) of t. */
 static inline struct bp_tensor bpi_rows(struct bp_tensor t, int64_t begin, int64_t n)
 {
-    if (t.data != NULL) t.data = (char *)t.data + begin * t.stride[0] * (int64_t)bpi_dtype_bytes(t.dtype);
+    if (t.data != NULL)
+        t.data = (char *)t.data + begin * t.stride[0] * (int64_t)bpi_dtype_bytes(t.dtype);
     t.dim[0] = n;
     return t;
 }

@@ -19,8 +19,8 @@ static void where_of(uint32_t role, uint32_t il, char out[64])
     }
 }
 
-static int32_t prepare_site(struct bp_session *s, struct bpi_site *site, const uint32_t *roles, uint32_t il,
-                            struct bp_error *err)
+static int32_t prepare_site(struct bp_session *s, struct bpi_site *site, const uint32_t *roles,
+                            uint32_t il, struct bp_error *err)
 {
     for (uint32_t i = 0; i < site->n_w; ++i) {
         struct bp_raw raw;
@@ -28,9 +28,11 @@ static int32_t prepare_site(struct bp_session *s, struct bpi_site *site, const u
         char where[64];
         where_of(roles[i], il, where);
         if (!bpi_model_raw(s->model->m, roles[i], il, 0, 1, &raw)) {
-            return bpi_fail(err, BP_E_INTERNAL, "engine", where, "the weight was bound but is not in the model");
+            return bpi_fail(err, BP_E_INTERNAL, "engine", where,
+                            "the weight was bound but is not in the model");
         }
-        BP_TRY(quant_of(site->op[i])->prepare(site->op[i]->ref.self, &raw, &site->weight[i], &info, err));
+        BP_TRY(quant_of(site->op[i])
+                   ->prepare(site->op[i]->ref.self, &raw, &site->weight[i], &info, err));
         s->memory.weights += info.n_bytes;
     }
     return BP_OK;
@@ -39,12 +41,14 @@ static int32_t prepare_site(struct bp_session *s, struct bpi_site *site, const u
 static void release_site(struct bpi_site *site)
 {
     for (uint32_t i = 0; i < site->n_w; ++i) {
-        if (site->weight[i] != NULL) quant_of(site->op[i])->release(site->op[i]->ref.self, site->weight[i]);
+        if (site->weight[i] != NULL)
+            quant_of(site->op[i])->release(site->op[i]->ref.self, site->weight[i]);
         site->weight[i] = NULL;
     }
 }
 
-static int32_t upload_vec(struct bp_session *s, uint32_t role, uint32_t il, const float **out, struct bp_error *err)
+static int32_t upload_vec(struct bp_session *s, uint32_t role, uint32_t il, const float **out,
+                          struct bp_error *err)
 {
     size_t n = 0;
     const float *host = bpi_model_vec(s->model->m, role, il, &n);
@@ -66,7 +70,8 @@ static int32_t prepare_vectors(struct bp_session *s, uint32_t il, struct bp_erro
         {BPI_W_INDEX_K_NORM, &l->index_norm_w}, {BPI_W_INDEX_K_NORM_B, &l->index_norm_b},
         {BPI_W_ROUTER_BIAS, &l->router_bias},
     };
-    for (size_t i = 0; i < BPI_ARRAY_LEN(vectors); ++i) BP_TRY(upload_vec(s, vectors[i].role, il, vectors[i].out, err));
+    for (size_t i = 0; i < BPI_ARRAY_LEN(vectors); ++i)
+        BP_TRY(upload_vec(s, vectors[i].role, il, vectors[i].out, err));
     return BP_OK;
 }
 
@@ -103,9 +108,10 @@ static int32_t prepare_moe(struct bp_session *s, uint32_t il, struct bp_error *e
         uint32_t role;
         struct bp_raw *out;
     } parts[] = {
-        {BPI_W_EXP_GATE, &w.gate},           {BPI_W_EXP_UP, &w.up},           {BPI_W_EXP_GATE_UP, &w.gate_up},
-        {BPI_W_EXP_DOWN, &w.down},           {BPI_W_SHARED_GATE, &w.shared_gate},
-        {BPI_W_SHARED_UP, &w.shared_up},     {BPI_W_SHARED_DOWN, &w.shared_down},
+        {BPI_W_EXP_GATE, &w.gate},           {BPI_W_EXP_UP, &w.up},
+        {BPI_W_EXP_GATE_UP, &w.gate_up},     {BPI_W_EXP_DOWN, &w.down},
+        {BPI_W_SHARED_GATE, &w.shared_gate}, {BPI_W_SHARED_UP, &w.shared_up},
+        {BPI_W_SHARED_DOWN, &w.shared_down},
     };
     for (size_t i = 0; i < BPI_ARRAY_LEN(parts); ++i) {
         bpi_model_raw(s->model->m, parts[i].role, il, 0, 1, parts[i].out);
@@ -120,17 +126,20 @@ static int32_t prepare_moe(struct bp_session *s, uint32_t il, struct bp_error *e
 static int32_t prepare_layer_sites(struct bp_session *s, uint32_t il, struct bp_error *err)
 {
     struct bpi_layer *l = &s->layers[il];
-    const uint32_t in[3] = {s->hp->q_lora > 0 ? BPI_W_ATTN_Q_A : BPI_W_ATTN_Q, BPI_W_ATTN_KV_A, BPI_W_INDEX_K};
+    const uint32_t in[3] = {s->hp->q_lora > 0 ? BPI_W_ATTN_Q_A : BPI_W_ATTN_Q, BPI_W_ATTN_KV_A,
+                            BPI_W_INDEX_K};
     const struct {
         struct bpi_site *site;
         uint32_t roles[2];
     } sites[] = {
-        {&l->q_b, {BPI_W_ATTN_Q_B}},       {&l->out, {BPI_W_ATTN_OUTPUT}}, {&l->index_q, {BPI_W_INDEX_Q_B}},
-        {&l->index_w, {BPI_W_INDEX_PROJ}}, {&l->router, {BPI_W_ROUTER}},   {&l->gate_up, {BPI_W_FFN_GATE, BPI_W_FFN_UP}},
+        {&l->q_b, {BPI_W_ATTN_Q_B}},      {&l->out, {BPI_W_ATTN_OUTPUT}},
+        {&l->index_q, {BPI_W_INDEX_Q_B}}, {&l->index_w, {BPI_W_INDEX_PROJ}},
+        {&l->router, {BPI_W_ROUTER}},     {&l->gate_up, {BPI_W_FFN_GATE, BPI_W_FFN_UP}},
         {&l->down, {BPI_W_FFN_DOWN}},
     };
     BP_TRY(prepare_site(s, &l->in, in, il, err));
-    for (size_t i = 0; i < BPI_ARRAY_LEN(sites); ++i) BP_TRY(prepare_site(s, sites[i].site, sites[i].roles, il, err));
+    for (size_t i = 0; i < BPI_ARRAY_LEN(sites); ++i)
+        BP_TRY(prepare_site(s, sites[i].site, sites[i].roles, il, err));
     return BP_OK;
 }
 
@@ -171,15 +180,19 @@ void bpi_session_release(struct bp_session *s)
     if (s->layers == NULL) return;
     for (uint32_t il = 0; il < s->n_layer; ++il) {
         struct bpi_layer *l = &s->layers[il];
-        struct bpi_site *sites[] = {&l->in,      &l->q_b,    &l->out,  &l->index_q, &l->index_w,
-                                    &l->gate_up, &l->down, &l->router};
+        struct bpi_site *sites[] = {&l->in,      &l->q_b,     &l->out,  &l->index_q,
+                                    &l->index_w, &l->gate_up, &l->down, &l->router};
         for (size_t i = 0; i < BPI_ARRAY_LEN(sites); ++i) release_site(sites[i]);
-        if (l->mla != NULL) ((const struct bp_mla_common_ops *)l->common->ref.vt)->release(l->common->ref.self, l->mla);
-        if (l->experts != NULL) ((const struct bp_moe_ops *)l->moe->ref.vt)->release(l->moe->ref.self, l->experts);
+        if (l->mla != NULL)
+            ((const struct bp_mla_common_ops *)l->common->ref.vt)
+                ->release(l->common->ref.self, l->mla);
+        if (l->experts != NULL)
+            ((const struct bp_moe_ops *)l->moe->ref.vt)->release(l->moe->ref.self, l->experts);
         l->mla = l->experts = NULL;
     }
     release_site(&s->head);
     struct bpi_bound *embed = s->dense[BP_DENSE_OP_EMBED];
-    if (s->embed != NULL) ((const struct bp_dense_ops *)embed->ref.vt)->release(embed->ref.self, s->embed);
+    if (s->embed != NULL)
+        ((const struct bp_dense_ops *)embed->ref.vt)->release(embed->ref.self, s->embed);
     s->embed = NULL;
 }

@@ -24,14 +24,15 @@ static uint32_t blocks_for(const struct bpi_kv *kv, uint32_t n_tok)
     return n_tok / kv->block_tok + (n_tok % kv->block_tok != 0);
 }
 
-int32_t bpi_kv_create(uint32_t n_blocks, uint32_t block_tok, uint32_t max_seqs, uint32_t ctx, struct bpi_kv **out,
-                      struct bp_error *err)
+int32_t bpi_kv_create(uint32_t n_blocks, uint32_t block_tok, uint32_t max_seqs, uint32_t ctx,
+                      struct bpi_kv **out, struct bp_error *err)
 {
     *out = NULL;
     /* Token slots travel as int32. */
     if (block_tok == 0 || max_seqs == 0 || ctx == 0 || (uint64_t)n_blocks * block_tok > INT32_MAX) {
         return bpi_fail(err, BP_E_LIMIT, "kv", NULL,
-                        "a cache of %u blocks of %u tokens exceeds 2^31 token slots or is empty; lower engine.ctx or "
+                        "a cache of %u blocks of %u tokens exceeds 2^31 token slots or is empty; "
+                        "lower engine.ctx or "
                         "engine.max_seqs",
                         n_blocks, block_tok);
     }
@@ -131,7 +132,8 @@ static void drop_block(struct bpi_kv *kv, int32_t b)
     if (--kv->refs[b] == 0) kv->free_list[kv->n_free++] = b;
 }
 
-int32_t bpi_kv_append(struct bpi_kv *kv, uint32_t seq, uint32_t n, int32_t *copy_from, int32_t *copy_to)
+int32_t bpi_kv_append(struct bpi_kv *kv, uint32_t seq, uint32_t n, int32_t *copy_from,
+                      int32_t *copy_to)
 {
     *copy_from = *copy_to = -1;
     struct kv_seq *s = &kv->seqs[seq];

@@ -13,8 +13,8 @@
 struct bpi_kv;
 
 /* n_blocks blocks of block_tok tokens for max_seqs sequences of at most ctx tokens. */
-int32_t bpi_kv_create(uint32_t n_blocks, uint32_t block_tok, uint32_t max_seqs, uint32_t ctx, struct bpi_kv **out,
-                      struct bp_error *err);
+int32_t bpi_kv_create(uint32_t n_blocks, uint32_t block_tok, uint32_t max_seqs, uint32_t ctx,
+                      struct bpi_kv **out, struct bp_error *err);
 void bpi_kv_destroy(struct bpi_kv *kv); /* accepts NULL */
 
 uint32_t bpi_kv_len(const struct bpi_kv *kv, uint32_t seq);
@@ -33,7 +33,8 @@ uint32_t bpi_kv_need(const struct bpi_kv *kv, uint32_t seq, uint32_t n);
 /* Appends n tokens. When the partly filled last block is shared it is replaced: *copy_from and *copy_to name the blocks
  * whose bytes the caller must copy in every pool before anything else (-1: no copy). Errors, with nothing changed:
  * BP_E_LIMIT when the context or the blocks do not suffice. */
-int32_t bpi_kv_append(struct bpi_kv *kv, uint32_t seq, uint32_t n, int32_t *copy_from, int32_t *copy_to);
+int32_t bpi_kv_append(struct bpi_kv *kv, uint32_t seq, uint32_t n, int32_t *copy_from,
+                      int32_t *copy_to);
 /* Cuts to n tokens, n <= len. Takes back an append whose step failed. */
 void bpi_kv_truncate(struct bpi_kv *kv, uint32_t seq, uint32_t n);
 /* Empty dst takes the whole blocks among src's first n tokens; returns the tokens shared. A failed src shares nothing. */

@@ -151,7 +151,7 @@ typedef void (*bp_tap_fn)(void *ctx, const struct bp_tap_event *e);
  * turn all off. Errors: BP_E_ARG when a pattern matches no tap (nearest name given). */
 int32_t bp_session_tap(struct bp_session *s, const char *patterns, bp_tap_fn fn, void *ctx, struct bp_error *err);
 
-/* Which provider serves what: one row per (slot, run of layers) in a fixed order; false past the end. */
+/* Which provider serves what: one row per (slot, provider, run of layers). BP_DECLINED past the end. */
 struct bp_choice {
     struct bp_hdr h;
     const char *slot, *provider;

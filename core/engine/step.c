@@ -1,0 +1,251 @@
+/* step.c - one step: check the items, reserve cache, run all layers, read logits, guard against NaN.
+ * A step that fails leaves every sequence as it was, except that a numeric failure keeps the tokens and marks the
+ * sequence failed. SPDX-License-Identifier: MIT */
+#include "engine/session_priv.h"
+#include <math.h>
+#include <string.h>
+
+/* ---- checks and cache ---- */
+
+static int32_t check_item(const struct bp_session *s, const struct bp_step_item *items, uint32_t i,
+                          struct bp_error *err)
+{
+    const struct bp_step_item *it = &items[i];
+    if (it->seq >= s->max_seqs) {
+        return bpi_fail(err, BP_E_ARG, "engine", NULL,
+                        "item %u names sequence %u; this session has 0 .. %u", i, it->seq,
+                        s->max_seqs - 1);
+    }
+    for (uint32_t k = 0; k < i; ++k) {
+        if (items[k].seq == it->seq) {
+            return bpi_fail(err, BP_E_ARG, "engine", NULL, "sequence %u appears twice in one step",
+                            it->seq);
+        }
+    }
+    if (it->n_logits > it->n_ids) {
+        return bpi_fail(err, BP_E_ARG, "engine", NULL,
+                        "item %u asks for %u rows of logits but has %u tokens", i, it->n_logits,
+                        it->n_ids);
+    }
+    for (uint32_t j = 0; j < it->n_ids; ++j) {
+        if (it->ids[j] < 0 || (uint32_t)it->ids[j] >= s->hp->n_vocab) {
+            return bpi_fail(err, BP_E_ARG, "engine", NULL,
+                            "token %d at place %u is outside the vocabulary of %u", it->ids[j], j,
+                            s->hp->n_vocab);
+        }
+    }
+    if (bpi_kv_failed(s->kv, it->seq)) {
+        return bpi_fail(
+            err, BP_E_ARG, "engine", NULL,
+            "sequence %u failed with NaN or infinity in an earlier step; reset it first", it->seq);
+    }
+    return BP_OK;
+}
+
+static int32_t check_items(const struct bp_session *s, const struct bp_step_item *items,
+                           uint32_t n_items, struct bp_error *err)
+{
+    uint64_t n_tok = 0, n_logits = 0, blocks = 0;
+    if (n_items > s->max_seqs) {
+        return bpi_fail(err, BP_E_ARG, "engine", NULL, "%u items, but engine.max_seqs is %u",
+                        n_items, s->max_seqs);
+    }
+    for (uint32_t i = 0; i < n_items; ++i) {
+        BP_TRY(check_item(s, items, i, err));
+        uint32_t len = bpi_kv_len(s->kv, items[i].seq);
+        if (items[i].n_ids > s->ctx - len) {
+            return bpi_fail(
+                err, BP_E_LIMIT, "engine", "engine.ctx",
+                "sequence %u holds %u tokens and cannot take %u more: its context is %u",
+                items[i].seq, len, items[i].n_ids, s->ctx);
+        }
+        n_tok += items[i].n_ids;
+        n_logits += items[i].n_logits;
+        blocks += bpi_kv_need(s->kv, items[i].seq, items[i].n_ids);
+    }
+    if (n_tok > s->batch_tok) {
+        return bpi_fail(err, BP_E_ARG, "engine", "engine.batch_tokens",
+                        "%llu tokens in one step, at most %u fit; cut the prompt into chunks",
+                        (unsigned long long)n_tok, s->batch_tok);
+    }
+    if (n_logits > s->max_logits) {
+        return bpi_fail(err, BP_E_ARG, "engine", NULL,
+                        "%llu rows of logits in one step, at most %u fit",
+                        (unsigned long long)n_logits, s->max_logits);
+    }
+    if (blocks > bpi_kv_free_blocks(s->kv)) {
+        return bpi_fail(err, BP_E_LIMIT, "engine", "engine.max_seqs",
+                        "the step needs %llu cache blocks, %u are free; reset a sequence",
+                        (unsigned long long)blocks, bpi_kv_free_blocks(s->kv));
+    }
+    return BP_OK;
+}
+
+/* A shared last block is copied before its new owner writes into it. */
+static int32_t copy_block(struct bp_session *s, int32_t from, int32_t to, struct bp_error *err)
+{
+    for (uint32_t il = 0; il < s->n_layer; ++il) {
+        const struct bpi_layer *l = &s->layers[il];
+        uint64_t n = l->kv_block_bytes, ni = l->index_block_bytes;
+        BP_TRY(s->dev->copy(s->dev_self, l->pool + (uint64_t)to * n, l->pool + (uint64_t)from * n,
+                            n, BP_COPY_D2D, NULL, err));
+        if (!l->has_index) continue;
+        BP_TRY(s->dev->copy(s->dev_self, l->index_pool + (uint64_t)to * ni,
+                            l->index_pool + (uint64_t)from * ni, ni, BP_COPY_D2D, NULL, err));
+    }
+    return BP_OK;
+}
+
+static void take_back(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items)
+{
+    for (uint32_t i = 0; i < n_items; ++i) bpi_kv_truncate(s->kv, items[i].seq, s->start[i]);
+}
+
+static int32_t reserve(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items,
+                       struct bp_error *err)
+{
+    for (uint32_t i = 0; i < n_items; ++i) s->start[i] = bpi_kv_len(s->kv, items[i].seq);
+    for (uint32_t i = 0; i < n_items; ++i) {
+        int32_t from, to;
+        int32_t rc = bpi_kv_append(s->kv, items[i].seq, items[i].n_ids, &from, &to);
+        if (rc != BP_OK)
+            return bpi_fail(err, rc, "engine", NULL,
+                            "cache blocks ran out in spite of the check before");
+        if (from >= 0) BP_TRY(copy_block(s, from, to, err));
+    }
+    return BP_OK;
+}
+
+/* ---- forward ---- */
+
+static int32_t embed(struct bp_session *s, struct bp_error *err)
+{
+    const struct bpi_bound *op = s->dense[BP_DENSE_OP_EMBED];
+    struct bp_launch launch = bpi_step_launch(s, op, -1);
+    struct bp_dense_embed_args a = {
+        .h = BP_HDR(struct bp_dense_embed_args, y),
+        .table = s->embed,
+        .ids = bpi_t1((void *)(uintptr_t)s->ids_dev, BP_DT_I32, s->step.n_tok),
+        .y = bpi_t2(s->x, BP_DT_F32, s->step.n_tok, s->hp->n_embd)};
+    BP_TRY(((const struct bp_dense_ops *)op->ref.vt)->embed(op->ref.self, &launch, &a, err));
+    return bpi_tap_emit(s, BPI_TAP_EMBD, -1, &a.y, err);
+}
+
+static int32_t head(struct bp_session *s, struct bp_error *err)
+{
+    const struct bpi_step *st = &s->step;
+    uint64_t row = (uint64_t)s->hp->n_embd * sizeof(float);
+    if (bpi_tap_on(s, BPI_TAP_OUTPUT_NORM, -1)) {
+        struct bp_tensor x = bpi_t2(s->x, BP_DT_F32, st->n_tok, s->hp->n_embd), y = x;
+        y.data = s->x_add; /* free by now */
+        BP_TRY(bpi_dense_rms(s, s->dense, -1, &x, s->output_norm, &y, err));
+        BP_TRY(bpi_tap_emit(s, BPI_TAP_OUTPUT_NORM, -1, &y, err));
+    }
+    for (uint32_t i = 0; i < st->n_logits;) { /* runs of neighbouring rows in one copy */
+        uint32_t n = 1;
+        while (i + n < st->n_logits && st->logit_row[i + n] == st->logit_row[i] + n) ++n;
+        BP_TRY(s->dev->copy(s->dev_self, (char *)s->x_rows + i * row,
+                            (char *)s->x + st->logit_row[i] * row, n * row, BP_COPY_D2D, NULL,
+                            err));
+        i += n;
+    }
+    struct bp_tensor x = bpi_t2(s->x_rows, BP_DT_F32, st->n_logits, s->hp->n_embd);
+    struct bp_tensor y = bpi_t2(s->logits, BP_DT_F32, st->n_logits, s->hp->n_vocab);
+    BP_TRY(bpi_site_run(s, &s->head, s->dense, -1, &x, s->output_norm, &y, NULL, err));
+    if (s->logits_host != s->logits) {
+        BP_TRY(s->dev->copy(s->dev_self, s->logits_host, s->logits,
+                            (uint64_t)st->n_logits * s->hp->n_vocab * sizeof(float), BP_COPY_D2H,
+                            NULL, err));
+    }
+    BP_TRY(s->dev->stream_sync(s->dev_self, NULL, err));
+    y.data = s->logits_host;
+    return bpi_tap_emit(s, BPI_TAP_LOGITS, -1, &y, err);
+}
+
+int32_t bpi_step_forward(struct bp_session *s, struct bp_error *err)
+{
+    BP_TRY(embed(s, err));
+    for (uint32_t il = 0; il < s->n_layer; ++il) {
+        if (atomic_load_explicit(&s->interrupted, memory_order_relaxed)) {
+            atomic_store(&s->interrupted, 0);
+            return bpi_fail(err, BP_E_ABORTED, "engine", NULL,
+                            "the step was stopped on request at layer %u", il);
+        }
+        BP_TRY(bpi_step_attention(s, il, err));
+        BP_TRY(bpi_step_ffn(s, il, err));
+    }
+    return head(s, err);
+}
+
+/* ---- NaN guard ---- */
+
+static bool row_is_finite(const float *v, uint64_t n)
+{
+    /* v * 0 is 0 for finite v and NaN otherwise; one sum keeps the loop free of branches. */
+    float sum = 0.0f;
+    for (uint64_t i = 0; i < n; ++i) sum += v[i] * 0.0f;
+    return sum == 0.0f;
+}
+
+/* Marks rows whose residual or logits are not finite; true when there are some. On a device only logits are looked at:
+ * reading the residual back would cost a copy per step. */
+static bool find_bad_rows(struct bp_session *s)
+{
+    const struct bpi_step *st = &s->step;
+    bool any = false;
+    memset(s->bad_row, 0, st->n_tok);
+    for (uint32_t r = 0; r < st->n_tok && s->device.kind == BP_DEV_HOST; ++r) {
+        s->bad_row[r] =
+            !row_is_finite((const float *)s->x + (uint64_t)r * s->hp->n_embd, s->hp->n_embd);
+        any = any || s->bad_row[r];
+    }
+    for (uint32_t i = 0; i < st->n_logits; ++i) {
+        if (row_is_finite(s->logits_host + (uint64_t)i * s->hp->n_vocab, s->hp->n_vocab)) continue;
+        s->bad_row[st->logit_row[i]] = 1;
+        any = true;
+    }
+    return any;
+}
+
+static int32_t numeric_failure(struct bp_session *s, const struct bp_step_item *items,
+                               struct bp_error *err)
+{
+    const struct bpi_step *st = &s->step;
+    char where[96];
+    bpi_tap_find_nonfinite(s, s->bad_row, where, sizeof(where));
+    uint32_t first = 0;
+    while (!s->bad_row[first]) ++first;
+    for (uint32_t r = 0; r < st->n_tok; ++r) {
+        if (s->bad_row[r]) bpi_kv_mark_failed(s->kv, items[st->row_item[r]].seq);
+    }
+    return bpi_fail(err, BP_E_NUMERIC, "engine", where,
+                    "NaN or infinity first appeared in %s, for sequence %u at position %u; the "
+                    "sequence was stopped and "
+                    "its cache will not be reused",
+                    where, items[st->row_item[first]].seq, st->row_pos[first]);
+}
+
+int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items,
+                        struct bp_error *err)
+{
+    s->step.n_items = s->step.n_logits = 0;
+    BP_TRY(check_items(s, items, n_items, err));
+    int32_t rc;
+    BP_TRY_GOTO(rc, reserve(s, items, n_items, err), fail);
+    BP_TRY_GOTO(rc, bpi_step_build(s, items, n_items, err), fail);
+    if (s->step.n_tok == 0) return BP_OK;
+    BP_TRY_GOTO(rc, bpi_step_forward(s, err), fail);
+    if (find_bad_rows(s)) return numeric_failure(s, items, err);
+    return BP_OK;
+fail:
+    s->step.n_items = s->step.n_logits = 0;
+    take_back(s, items, n_items);
+    return rc;
+}
+
+const float *bp_session_logits(const struct bp_session *s, uint32_t item, uint32_t row)
+{
+    const struct bpi_step *st = &s->step;
+    if (item >= st->n_items || row >= st->logit_count[item]) return NULL;
+    return s->logits_host + (uint64_t)(st->logit_first[item] + row) * s->hp->n_vocab;
+}
