@@ -226,7 +226,7 @@ static size_t find_same(const struct bpi_config *c, const struct setting *s, boo
         const struct bpi_config_item *item = &c->items[i];
         if (strcmp(item->section, s->section) != 0) continue;
         *out_opens = false;
-        if (!item->replaced && item->layer_lo == s->layer_lo && item->layer_hi == s->layer_hi &&
+        if (item->layer_lo == s->layer_lo && item->layer_hi == s->layer_hi &&
             item->base_len == s->base_len && memcmp(item->name, s->name, s->base_len) == 0)
             same = i;
     }

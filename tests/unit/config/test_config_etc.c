@@ -1,5 +1,5 @@
 /* test_config_etc.c - etc/ against the table: backplane.ini is what print_default prints, byte for byte,
- * and reads back as all defaults; every profile loads.
+ * and reads back as all defaults; every profile loads, and every example of docs/configuration.md.
  * With --write it writes etc/backplane.ini instead (scripts/update-etc calls it so).
  * SPDX-License-Identifier: MIT */
 #include <check.h>
@@ -85,6 +85,36 @@ START_TEST(profiles_load)
 }
 END_TEST
 
+/* Every fenced ini block of the page for users is a file that loads. */
+START_TEST(documented_examples_load)
+{
+    struct bp_error err = BP_ERROR_INIT;
+    char *text = NULL;
+    size_t n = 0, n_blocks = 0;
+    int32_t rc = bpi_file_read(BP_SOURCE_DIR "/docs/configuration.md", 1 << 20, &text, &n, &err);
+    ck_assert_msg(rc == BP_OK, "%s: %s", err.where, err.msg);
+    for (char *at = text; (at = strstr(at, "```ini\n")) != NULL; ++n_blocks) {
+        at += strlen("```ini\n");
+        char *end = strstr(at, "```");
+        ck_assert_ptr_nonnull(end);
+        struct bpi_config *c = new_config();
+        rc = bpi_config_load_text(c, at, (size_t)(end - at), "docs/configuration.md", &err);
+        ck_assert_msg(rc == BP_OK, "%s: %s", err.where, err.msg);
+        if (strstr(at, "mla.decode@layers=1 = attn_triton_like") != NULL && n_blocks == 1) {
+            ck_assert_str_eq(bpi_config_slot(c, "mla.decode", 1), "attn_triton_like");
+            ck_assert_str_eq(bpi_config_slot(c, "mla.decode", 2), "ref");
+            set_ok(c, "slots.mla.decode=other");
+            ck_assert_str_eq(bpi_config_slot(c, "mla.decode", 2), "ref");
+            ck_assert_str_eq(bpi_config_slot(c, "mla.decode", 3), "other");
+        }
+        bpi_config_destroy(c);
+        at = end + 3;
+    }
+    ck_assert_uint_ge(n_blocks, 4);
+    bpi_free(text);
+}
+END_TEST
+
 static int write_etc(void)
 {
     struct bpi_buf b = {0};
@@ -105,6 +135,7 @@ int main(int argc, char **argv)
     tcase_add_test(tc, file_is_in_step);
     tcase_add_test(tc, reads_back_as_defaults);
     tcase_add_test(tc, profiles_load);
+    tcase_add_test(tc, documented_examples_load);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
 }
