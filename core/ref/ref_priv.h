@@ -41,12 +41,15 @@ const struct bp_op_base *bpi_ref_mla_index_ops(void);
 
 /* Is dtype one of F32, F16, BF16? */
 bool bpi_ref_is_float(uint32_t dtype);
+int64_t bpi_ref_dtype_bytes(uint32_t dtype);
 /* Byte address of element (i, j, k, 0) of a tensor; unused indices are 0. */
 void *bpi_ref_at(const struct bp_tensor *t, int64_t i, int64_t j, int64_t k);
 /* Reads n contiguous elements of dtype at p into f32; rounds when round is not NONE. */
 void bpi_ref_load(float *dst, const void *p, uint32_t dtype, int64_t n, uint32_t round);
 /* Writes n values, each rounded once from double to dtype (through `round` first when set). */
 void bpi_ref_store(void *p, uint32_t dtype, const double *src, int64_t n, uint32_t round);
+/* The same for values that are f32 already: exact for F32 without rounding. */
+void bpi_ref_store_floats(void *p, uint32_t dtype, const float *src, int64_t n, uint32_t round);
 float bpi_ref_round1(float v, uint32_t round);
 /* The same for n values in place; nothing with round NONE. */
 void bpi_ref_round(float *v, int64_t n, uint32_t round);

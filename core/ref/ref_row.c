@@ -4,7 +4,7 @@
 
 #include <assert.h>
 
-static int64_t dtype_bytes(uint32_t dtype)
+int64_t bpi_ref_dtype_bytes(uint32_t dtype)
 {
     switch (dtype) {
     case BP_DT_F32:
@@ -29,7 +29,7 @@ bool bpi_ref_is_float(uint32_t dtype)
 void *bpi_ref_at(const struct bp_tensor *t, int64_t i, int64_t j, int64_t k)
 {
     int64_t at = i * t->stride[0] + j * t->stride[1] + k * t->stride[2];
-    return (unsigned char *)t->data + at * dtype_bytes(t->dtype);
+    return (unsigned char *)t->data + at * bpi_ref_dtype_bytes(t->dtype);
 }
 
 float bpi_ref_round1(float v, uint32_t round)
@@ -124,5 +124,20 @@ void bpi_ref_store(void *p, uint32_t dtype, const double *src, int64_t n, uint32
         } else {
             ((uint16_t *)p)[i] = dtype == BP_DT_BF16 ? bpi_f32_to_bf16(v) : bpi_f32_to_f16(v);
         }
+    }
+}
+
+void bpi_ref_store_floats(void *p, uint32_t dtype, const float *src, int64_t n, uint32_t round)
+{
+    assert(bpi_ref_is_float(dtype));
+    if (n <= 0) return;
+    if (dtype == BP_DT_F32) {
+        memcpy(p, src, (size_t)n * sizeof *src);
+        bpi_ref_round(p, n, round);
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        float v = bpi_ref_round1(src[i], round);
+        ((uint16_t *)p)[i] = dtype == BP_DT_BF16 ? bpi_f32_to_bf16(v) : bpi_f32_to_f16(v);
     }
 }

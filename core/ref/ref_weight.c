@@ -1,0 +1,160 @@
+/* ref_weight.c - opens raw tensors and decodes their rows, once or at each use, with the same bits.
+ * Not here: the block formats (core/block). Threads: see ref_weight.h. SPDX-License-Identifier: MIT */
+#include "ref/ref_weight.h"
+
+#include <string.h>
+#include "block/block.h"
+
+static const char *raw_name(const struct bp_raw *raw)
+{
+    return raw->name != NULL ? raw->name : "tensor";
+}
+
+/* Everything that prepare() is told is checked once here; afterwards rows are read without looking. */
+static int32_t check_raw(const struct bp_raw *raw, const struct bpi_block_info *info,
+                         struct bp_error *err)
+{
+    uint64_t n_elems = 1, n_bytes = 0;
+    for (int d = 0; d < 4; ++d) {
+        if (raw->ne[d] < 0 || raw->begin[d] < 0 || raw->begin[d] > raw->end[d] ||
+            raw->end[d] > raw->ne[d]) {
+            return bpi_fail(
+                err, BP_E_ARG, "ref", raw_name(raw),
+                "dimension %d has %lld elements, but the part asked for is %lld to %lld", d,
+                (long long)raw->ne[d], (long long)raw->begin[d], (long long)raw->end[d]);
+        }
+        if (!bpi_mul_u64(n_elems, (uint64_t)raw->ne[d], &n_elems)) {
+            return bpi_fail(err, BP_E_ARG, "ref", raw_name(raw),
+                            "the number of elements does not fit 64 bits");
+        }
+    }
+    if (raw->ne[3] != 1) {
+        return bpi_fail(err, BP_E_ARG, "ref", raw_name(raw),
+                        "a weight has at most 3 dimensions, the 4th is %lld",
+                        (long long)raw->ne[3]);
+    }
+    if (raw->ne[0] % (int64_t)info->block_elems != 0) {
+        return bpi_fail(err, BP_E_ARG, "ref", raw_name(raw),
+                        "rows of %lld elements are no whole %s blocks of %u", (long long)raw->ne[0],
+                        info->name, info->block_elems);
+    }
+    if (!bpi_block_bytes(raw->type, n_elems, &n_bytes) || n_bytes > raw->n_bytes) {
+        return bpi_fail(err, BP_E_ARG, "ref", raw_name(raw),
+                        "%llu bytes are given, but the shape needs %llu",
+                        (unsigned long long)raw->n_bytes, (unsigned long long)n_bytes);
+    }
+    return BP_OK;
+}
+
+static void decode_rows(const struct bpi_ref_weight *w, int64_t plane, int64_t row, int64_t n,
+                        float *dst)
+{
+    const unsigned char *src =
+        w->data + (uint64_t)plane * w->plane_bytes + (uint64_t)row * w->row_bytes;
+    /* check_raw() made sure of the type and the block size, so decoding cannot fail. */
+    for (int64_t i = 0; i < n; ++i) {
+        float *to = dst + i * w->cover;
+        (void)bpi_block_decode(w->type, src + (uint64_t)i * w->row_bytes, (uint64_t)w->cover, to);
+        if (w->scale != 1.0f) {
+            for (int64_t k = 0; k < w->cover; ++k) to[k] *= w->scale;
+        }
+        bpi_ref_round(to, w->cover, w->round);
+    }
+}
+
+/* Keeps all rows decoded when the budget allows. Running out of memory is no error: the rows are then decoded at each
+ * use. */
+static void keep_decoded(struct bpi_ref *ref, struct bpi_ref_weight *w)
+{
+    uint64_t n_rows, n_elems, n_bytes;
+    if (!bpi_mul_u64((uint64_t)w->planes, (uint64_t)w->rows, &n_rows)) return;
+    if (!bpi_mul_u64(n_rows, (uint64_t)w->cols, &n_elems) || n_elems == 0) return;
+    if (!bpi_mul_u64(n_elems, sizeof(float), &n_bytes)) return;
+    if (n_bytes > INT64_MAX || !bpi_ref_budget_take(ref, n_bytes)) return;
+    float *all = bpi_ref_alloc(ref, n_elems, sizeof *all);
+    float *row = w->cover == w->cols ? NULL : bpi_ref_alloc(ref, (uint64_t)w->cover, sizeof *row);
+    if (all == NULL || (row == NULL && w->cover != w->cols)) {
+        bpi_ref_free(ref, all);
+        bpi_ref_free(ref, row);
+        bpi_ref_budget_give(ref, n_bytes);
+        return;
+    }
+    for (int64_t p = 0; p < w->planes; ++p) {
+        float *plane = all + p * w->rows * w->cols;
+        if (row == NULL) {
+            decode_rows(w, p, 0, w->rows, plane);
+            continue;
+        }
+        for (int64_t r = 0; r < w->rows; ++r) {
+            decode_rows(w, p, r, 1, row);
+            memcpy(plane + r * w->cols, row + w->skip, (size_t)w->cols * sizeof *row);
+        }
+    }
+    bpi_ref_free(ref, row);
+    w->owned = all;
+    w->owned_bytes = n_bytes;
+    w->ready = all;
+    w->ready_row = w->cols;
+    w->ready_plane = w->rows * w->cols;
+}
+
+int32_t bpi_ref_weight_open(struct bpi_ref *ref, const struct bp_raw *raw, bool keep,
+                            struct bpi_ref_weight *w, struct bp_error *err)
+{
+    *w = (struct bpi_ref_weight){.scale = 1.0f};
+    if (raw->data == NULL) return BP_OK;
+    const struct bpi_block_info *info = bpi_block_info(raw->type);
+    if (info == NULL || !info->can_decode) {
+        return bpi_fail(err, BP_DECLINED, "ref", raw_name(raw),
+                        "type %u (%s) has no decoder; types served: %s", raw->type,
+                        info != NULL ? info->name : "unknown", bpi_block_supported_names());
+    }
+    BP_TRY(check_raw(raw, info, err));
+    const int64_t elems = info->block_elems;
+    w->type = raw->type;
+    w->scale = raw->scale;
+    w->round = ref->round;
+    w->row_bytes = (uint64_t)(raw->ne[0] / elems) * info->block_bytes;
+    w->plane_bytes = w->row_bytes * (uint64_t)raw->ne[1];
+    w->planes = raw->end[2] - raw->begin[2];
+    w->rows = raw->end[1] - raw->begin[1];
+    w->cols = raw->end[0] - raw->begin[0];
+    int64_t first_block = raw->begin[0] / elems;
+    int64_t last_block = w->cols == 0 ? first_block : (raw->end[0] + elems - 1) / elems;
+    w->skip = w->cols == 0 ? 0 : raw->begin[0] - first_block * elems;
+    w->cover = (last_block - first_block) * elems;
+    if (w->planes == 0 || w->rows == 0 || w->cols == 0) return BP_OK;
+    w->data = (const unsigned char *)raw->data + (uint64_t)raw->begin[2] * w->plane_bytes +
+              (uint64_t)raw->begin[1] * w->row_bytes + (uint64_t)first_block * info->block_bytes;
+    bool as_it_is = raw->type == BP_GGUF_F32 && raw->scale == 1.0f &&
+                    ref->round == BPI_REF_ROUND_NONE && (uintptr_t)w->data % _Alignof(float) == 0;
+    if (as_it_is) {
+        w->ready = (const float *)(const void *)w->data;
+        w->ready_row = raw->ne[0];
+        w->ready_plane = raw->ne[0] * raw->ne[1];
+    } else if (keep) {
+        keep_decoded(ref, w);
+    }
+    return BP_OK;
+}
+
+void bpi_ref_weight_close(struct bpi_ref *ref, struct bpi_ref_weight *w)
+{
+    if (w->owned != NULL) {
+        bpi_ref_free(ref, w->owned);
+        bpi_ref_budget_give(ref, w->owned_bytes);
+    }
+    *w = (struct bpi_ref_weight){0};
+}
+
+const float *bpi_ref_weight_rows(const struct bpi_ref_weight *w, int64_t plane, int64_t row,
+                                 int64_t n, float *buf, int64_t *stride)
+{
+    if (w->ready != NULL) {
+        *stride = w->ready_row;
+        return w->ready + plane * w->ready_plane + row * w->ready_row;
+    }
+    *stride = w->cover;
+    if (w->data != NULL) decode_rows(w, plane, row, n, buf);
+    return buf + w->skip;
+}
