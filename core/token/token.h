@@ -22,7 +22,8 @@ enum bpi_token_kind { /* tokenizer.ggml.token_type */
 
 /* Builds a tokenizer from the tokenizer.* keys. Errors: BP_E_FORMAT (missing or malformed keys, duplicate tokens,
  * ids outside the vocabulary, types shorter than tokens), BP_E_UNSUPPORTED (model other than gpt2, unknown pre: the
- * message lists what is known), BP_E_NOMEM. Linear in the file's size. */
+ * message lists what is known), BP_E_LIMIT (an entry above 64 KiB, a special one above 1 KiB), BP_E_NOMEM. Linear in
+ * the file's size. The file may be closed afterwards. */
 int32_t bpi_token_open(const struct bpi_gguf *g, struct bpi_token **out, struct bp_error *err);
 void bpi_token_close(struct bpi_token *t); /* accepts NULL */
 
@@ -41,7 +42,7 @@ struct bpi_span bpi_token_text(const struct bpi_token *t, int32_t id);
 
 enum {
     BPI_TOKENIZE_SPECIAL = 1, /* CONTROL and UNKNOWN tokens written in the text are recognised (trusted text only) */
-    BPI_TOKENIZE_BOS = 2      /* prepend BOS when the file says add_bos */
+    BPI_TOKENIZE_BOS = 2      /* prepend BOS when the file says add_bos, unless the text begins with it */
 };
 struct bpi_ids {
     int32_t *ids;
@@ -82,7 +83,7 @@ struct bpi_chat_msg {
 /* Ids of a conversation in the model's own format: markers become special ids, contents never do. add_generation
  * appends the header after which the model answers. The family is recognised from tokenizer.chat_template.
  * Errors: BP_E_UNSUPPORTED (no template, or none that is known: the message says what to do), BP_E_ARG (unknown
- * role), BP_E_NOMEM. */
+ * role), BP_E_FORMAT (the vocabulary lacks a marker), BP_E_LIMIT (a content above 2^30 bytes), BP_E_NOMEM. */
 int32_t bpi_chat_format(const struct bpi_token *t, const struct bpi_chat_msg *msgs, size_t n, bool add_generation,
                         struct bpi_ids *out, struct bp_error *err);
 /* "glm", "deepseek2", ... or NULL when the template is missing or unknown. */
