@@ -24,8 +24,8 @@ enum {
 
 struct bpi_hparams {
     uint32_t arch;                 /* enum bpi_arch */
-    uint32_t n_layer;              /* trunk layers = block_count - n_mtp */
-    uint32_t n_mtp;                /* NextN blocks stored behind the trunk, not run */
+    uint32_t n_layer;              /* trunk layers, without NextN blocks */
+    uint32_t n_mtp;                /* NextN blocks that the file stores behind the trunk; not run */
     uint32_t n_ctx_train, n_embd, n_vocab;
     uint32_t n_head, q_lora;       /* q_lora 0: no query compression */
     uint32_t kv_lora, nope, rope, v_dim;
@@ -79,7 +79,9 @@ struct bpi_tensor_spec {
     const char *shape;  /* symbols in file order, "E Q" */
     uint32_t shard;     /* enum bpi_shard_rule */
 };
-const struct bpi_tensor_spec *bpi_tensor_specs(size_t *out_n); /* indexed by role */
+/* The first BPI_W_COUNT rows are indexed by role; the rows behind them have role BPI_W_COUNT: tensors of MTP blocks,
+ * known by name and not used. Symbols of shapes: model_specs.c. */
+const struct bpi_tensor_spec *bpi_tensor_specs(size_t *out_n);
 
 enum bpi_report_kind { BPI_REPORT_UNUSED, BPI_REPORT_MISSING, BPI_REPORT_ASSUMED, BPI_REPORT_NOTE };
 struct bpi_report_entry {
@@ -90,15 +92,23 @@ struct bpi_report_entry {
 
 struct bpi_model;
 
+/* What the table misses in an open file, does not know, or does not use, without reading any data: also for files that
+ * bpi_model_open refuses because tensors are missing. fn is called once per line. g stays the caller's. Errors: those of
+ * bpi_model_open that come before missing tensors (architecture, keys, block numbers). */
+typedef void (*bpi_report_fn)(void *ctx, const struct bpi_report_entry *entry);
+int32_t bpi_model_survey(const struct bpi_gguf *g, const struct bpi_config *cfg, bpi_report_fn fn, void *ctx,
+                         struct bp_error *err);
+
 struct bpi_progress {
     void (*fn)(void *ctx, double fraction, const char *what); /* may be NULL */
     void *ctx;
 };
 
 /* Interprets an open GGUF; takes it over on success (bpi_model_close closes it), leaves it to the caller on failure.
- * Decodes norms, biases and the like to f32. Reads config [model]. Errors: BP_E_UNSUPPORTED (architecture, gating, type
- * without decoder: all such types with counts in one message), BP_E_FORMAT (missing or misshapen tensors: name, got,
- * wanted; contradicting keys), BP_E_NUMERIC (NaN or Inf in a norm or bias), BP_E_LIMIT, BP_E_NOMEM. */
+ * Decodes norms, biases and the like to f32. Reads config [model]; cfg NULL: all defaults.
+ * Errors: BP_E_UNSUPPORTED (architecture, gating, rope scaling; types without decoder: all of them with counts in one
+ * message), BP_E_FORMAT (missing or misshapen tensors: name, got, wanted; contradicting keys), BP_E_CONFIG (overrides
+ * that contradict each other), BP_E_NUMERIC (NaN or Inf in a norm or bias), BP_E_LIMIT, BP_E_NOMEM. */
 int32_t bpi_model_open(struct bpi_gguf *g, const struct bpi_config *cfg, struct bpi_model **out, struct bp_error *err);
 void bpi_model_close(struct bpi_model *m); /* accepts NULL */
 
@@ -111,7 +121,10 @@ bool bpi_model_layer_dense(const struct bpi_model *m, uint32_t layer);
 bool bpi_model_index_full(const struct bpi_model *m, uint32_t layer);
 
 /* The raw bytes of a role, this rank's part. layer is ignored for global roles. False (and *out zeroed with data NULL)
- * when the file does not have it. BPI_W_OUTPUT falls back to token_embd when tied. */
+ * when the file does not have it. BPI_W_OUTPUT falls back to token_embd when tied.
+ * With tp > 1 heads, blocks of the feed-forward width and vocabulary rows are shared as evenly as whole ones allow, in
+ * rank order; a share may be empty. Head columns of attn_output may begin inside a block: the owner masks. The range of
+ * BPI_W_EXP_GATE_UP counts rows of one half: [begin, end) of gate and the same rows of up, ne[1]/2 further on. */
 bool bpi_model_raw(const struct bpi_model *m, uint32_t role, uint32_t layer, uint32_t rank, uint32_t tp,
                    struct bp_raw *out);
 /* A role decoded to f32 (norms, biases): NULL when absent. *out_n elements. */
@@ -123,6 +136,9 @@ const struct bpi_report_entry *bpi_model_report(const struct bpi_model *m, size_
 /* GGUF name -> HF name ("blk.3.attn_q_a.weight" -> "model.layers.3.self_attn.q_a_proj.weight"); false if the name is in
  * no table (MTP tensors included in the table as unused roles). */
 bool bpi_model_hf_name(const char *gguf_name, char *out, size_t cap);
+/* The other way: the i-th GGUF name that a tensor of a checkpoint ends up in (kv_b_proj has three, attn_kv_b or the pair
+ * attn_k_b, attn_v_b; one expert's tensor lands in the stacked one). False past the end. */
+bool bpi_model_gguf_name(const char *hf_name, size_t i, char *out, size_t cap);
 
 /* cos and sin of every position below n_pos: out arrays (n_pos, rope/2). Angles in double; YaRN as in the file. */
 void bpi_model_rope_table(const struct bpi_hparams *hp, uint32_t n_pos, float *out_cos, float *out_sin);
