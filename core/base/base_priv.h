@@ -5,9 +5,10 @@
 
 #include <stdarg.h>
 #include <stddef.h>
+#include "base/base.h"
 
 /* vsnprintf with the numbers of the C locale, whatever locale the process or thread has chosen. */
-int bpi_vformat(char *out, size_t cap, const char *fmt, va_list args);
+int bpi_vformat(char *out, size_t cap, const char *fmt, va_list args) BPI_PRINTF(3, 0);
 
 /* Makes text fit for a terminal, in place: control characters and bytes that are no UTF-8 become '?', and a sequence
  * that was cut at the end goes. Names inside hostile files reach messages, and must not move the cursor. */

@@ -16,6 +16,7 @@ static int32_t read_limits(struct bp_session *s, struct bp_error *err)
 {
     const struct bpi_config *c = s->config;
     const struct bpi_hparams *hp = s->hp;
+    BP_TRY(bpi_config_check(c, err));
     int64_t ctx = bpi_config_int(c, "engine", "ctx");
     uint32_t dflt = hp->n_ctx_train < 4096 ? hp->n_ctx_train : 4096;
     s->ctx = ctx == BPI_CONFIG_AUTO ? dflt : (uint32_t)ctx;
@@ -28,10 +29,6 @@ static int32_t read_limits(struct bp_session *s, struct bp_error *err)
             err, BP_E_CONFIG, "engine", "engine.ctx",
             "%u tokens asked for, the model was trained for %u; set engine.ctx to at most %u",
             s->ctx, hp->n_ctx_train, hp->n_ctx_train);
-    }
-    if (s->slab % s->block_tok != 0) {
-        return bpi_fail(err, BP_E_CONFIG, "engine", "engine.slab",
-                        "%u is no multiple of kv.block = %u", s->slab, s->block_tok);
     }
     if (s->batch_tok < s->max_seqs) {
         return bpi_fail(
