@@ -15,7 +15,7 @@ struct bpi_loader;
 
 enum { BPI_MAX_REASONS = 16, BPI_MAX_LAYOUTS = 8 };
 
-/* What one provider answered to one problem. */
+/* What one provider answered to one problem. Not to be copied: the verdict points into its own arrays. */
 struct bpi_candidate {
     const char *provider;                        /* plugin name */
     struct bp_verdict verdict;                   /* reasons and layouts point into the arrays below */
@@ -40,6 +40,11 @@ int32_t bpi_loader_register(struct bpi_loader *l, bp_plugin_query_fn query, stru
 
 size_t bpi_loader_n_plugins(const struct bpi_loader *l);
 const struct bp_plugin_desc *bpi_loader_plugin(const struct bpi_loader *l, size_t i);
+/* Host memory that the i-th plugin holds, and the most it has ever held. */
+void bpi_loader_memory(const struct bpi_loader *l, size_t i, uint64_t *used_bytes, uint64_t *peak_bytes);
+/* Does every [plugin.NAME] of the config belong to a registered plugin? Call it when all are registered. Errors:
+ * BP_E_CONFIG with the nearest name. */
+int32_t bpi_loader_check_config(const struct bpi_loader *l, struct bp_error *err);
 
 /* The op instance of one provider for one interface on one device, created on first use and shared afterwards.
  * BP_DECLINED when the plugin does not offer the interface; BP_E_CONFIG for an unknown provider (nearest name given). */

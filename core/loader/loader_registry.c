@@ -1,0 +1,277 @@
+/* loader_registry.c - registered plugins and the ops they made.
+ * Not here: which one a slot takes (loader_choose.c).
+ * Threads: as loader.h says. SPDX-License-Identifier: MIT */
+#include "loader/loader_priv.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_PLUGINS = 64, MAX_NAME = 32, MAX_OPS = 256 };
+
+int32_t bpi_loader_create(const struct bpi_loader_env *env, struct bpi_loader **out,
+                          struct bp_error *err)
+{
+    struct bpi_loader *l = bpi_calloc(1, sizeof *l);
+    if (l == NULL) return bpi_fail_nomem(err, "loader", sizeof *l);
+    l->env = *env;
+    *out = l;
+    return BP_OK;
+}
+
+static void destroy_ops(struct bpi_loader *l)
+{
+    while (l->newest_op != NULL) {
+        struct bpi_bound_op *op = l->newest_op;
+        l->newest_op = op->older;
+        op->plugin->desc->op_destroy(op->plugin->self, &op->ref);
+        bpi_free(op);
+    }
+}
+
+void bpi_loader_destroy(struct bpi_loader *l)
+{
+    if (l == NULL) return;
+    destroy_ops(l);
+    while (l->newest != NULL) {
+        struct bpi_plugin *p = l->newest;
+        l->newest = p->older;
+        p->desc->close(p->self);
+        uint64_t left = atomic_load(&p->used_bytes);
+        if (left != 0) {
+            bpi_logf(l->env.log, BPI_LOG_WARN, "loader",
+                     "plugin %s was closed with %llu bytes of host memory unfreed", p->desc->name,
+                     (unsigned long long)left);
+        }
+        bpi_free(p);
+    }
+    bpi_free(l);
+}
+
+/* ---- handshake ---- */
+
+static bool is_name(const char *name)
+{
+    if (name == NULL || name[0] == '\0' || strcmp(name, "auto") == 0) return false;
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_");
+    return name[n] == '\0' && n <= MAX_NAME;
+}
+
+static const struct bp_op_entry *entry_at(const struct bp_plugin_desc *desc, uint32_t i)
+{
+    return (const struct bp_op_entry *)(const void *)((const unsigned char *)desc->ops +
+                                                      (uint64_t)i * desc->ops_stride);
+}
+
+const struct bp_op_entry *bpi_plugin_entry(const struct bp_plugin_desc *desc, const char *iface)
+{
+    for (uint32_t i = 0; i < desc->n_ops; ++i) {
+        if (strcmp(entry_at(desc, i)->iface, iface) == 0) return entry_at(desc, i);
+    }
+    return NULL;
+}
+
+static int32_t check_offers(const struct bp_plugin_desc *desc, struct bp_error *err)
+{
+    if (desc->n_ops < 1 || desc->n_ops > MAX_OPS || desc->ops == NULL ||
+        desc->ops_stride < sizeof(struct bp_op_entry)) {
+        return bpi_fail(err, BP_E_ABI, "loader", desc->name,
+                        "the plugin offers %u ops in entries of %u bytes; 1 to %d of at least %zu "
+                        "were expected",
+                        desc->n_ops, desc->ops_stride, MAX_OPS, sizeof(struct bp_op_entry));
+    }
+    for (uint32_t i = 0; i < desc->n_ops; ++i) {
+        const struct bp_op_entry *e = entry_at(desc, i);
+        if (e->iface == NULL || e->impl == NULL) {
+            return bpi_fail(err, BP_E_ABI, "loader", desc->name,
+                            "op %u of the plugin has no interface or no name", i);
+        }
+        if (e->iface_major != BP_ABI_MAJOR || e->iface_minor != BP_ABI_MINOR) {
+            return bpi_fail(
+                err, BP_E_ABI, "loader", desc->name,
+                "the plugin offers %s %u.%u and this engine speaks %d.%d; rebuild the plugin",
+                e->iface, e->iface_major, e->iface_minor, BP_ABI_MAJOR, BP_ABI_MINOR);
+        }
+    }
+    return BP_OK;
+}
+
+static int32_t check_desc(const struct bpi_loader *l, const struct bp_plugin_desc *desc,
+                          struct bp_error *err)
+{
+    if (desc == NULL) {
+        return bpi_fail(err, BP_E_ABI, "loader", NULL,
+                        "the plugin does not work with an engine that speaks ABI %d.%d; rebuild it",
+                        BP_ABI_MAJOR, BP_ABI_MINOR);
+    }
+    if (desc->h.size < BP_END(struct bp_plugin_desc, name)) {
+        return bpi_fail(err, BP_E_ABI, "loader", NULL,
+                        "the plugin's descriptor ends after %u bytes; %u were expected",
+                        desc->h.size, BP_END(struct bp_plugin_desc, op_destroy));
+    }
+    if (!is_name(desc->name)) {
+        return bpi_fail(err, BP_E_ABI, "loader", NULL,
+                        "a plugin's name has 1 to %d of a-z, 0-9 and _, and is not \"auto\"; this "
+                        "one is \"%s\"",
+                        MAX_NAME, desc->name != NULL ? desc->name : "");
+    }
+    if (desc->abi_major != BP_ABI_MAJOR || desc->abi_minor != BP_ABI_MINOR ||
+        desc->min_host_minor > BP_ABI_MINOR) {
+        return bpi_fail(err, BP_E_ABI, "loader", desc->name,
+                        "the plugin speaks ABI %u.%u (engine at least %u.%u) and this engine "
+                        "%d.%d; rebuild the plugin",
+                        desc->abi_major, desc->abi_minor, desc->abi_major, desc->min_host_minor,
+                        BP_ABI_MAJOR, BP_ABI_MINOR);
+    }
+    if (desc->h.size < BP_END(struct bp_plugin_desc, op_destroy) || desc->open == NULL ||
+        desc->close == NULL || desc->op_create == NULL || desc->op_destroy == NULL) {
+        return bpi_fail(
+            err, BP_E_ABI, "loader", desc->name,
+            "the plugin's descriptor (%u bytes) lacks open, close, op_create or op_destroy",
+            desc->h.size);
+    }
+    if (bpi_loader_find(l, desc->name) != NULL) {
+        return bpi_fail(err, BP_E_CONFIG, "loader", desc->name,
+                        "two plugins have this name; remove one, or give it another name");
+    }
+    return check_offers(desc, err);
+}
+
+int32_t bpi_loader_register(struct bpi_loader *l, bp_plugin_query_fn query, struct bp_error *err)
+{
+    struct bp_query q = {.h = BP_HDR(struct bp_query, engine_version),
+                         .host_major = BP_ABI_MAJOR,
+                         .host_minor = BP_ABI_MINOR,
+                         .host_min_plugin_minor = BP_ABI_MINOR};
+    if (l->n_plugins == MAX_PLUGINS) {
+        return bpi_fail(err, BP_E_LIMIT, "loader", NULL,
+                        "%d plugins are registered, and no more fit", MAX_PLUGINS);
+    }
+    const struct bp_plugin_desc *desc = query(&q);
+    BP_TRY(check_desc(l, desc, err));
+    BP_TRY(bpi_plugin_check_config(l->env.config, desc, err));
+    struct bpi_plugin *p = bpi_calloc(1, sizeof *p);
+    if (p == NULL) return bpi_fail_nomem(err, "loader", sizeof *p);
+    p->loader = l;
+    p->desc = desc;
+    bpi_plugin_init_host(p);
+    int32_t rc = desc->open(&p->host, &p->self, err);
+    if (rc != BP_OK) {
+        /* The plugin should have said why; this line counts only when it did not. */
+        (void)bpi_fail(err, rc, "loader", desc->name,
+                       "the plugin cannot be opened and gave no reason (%s)", bpi_status_name(rc));
+        bpi_free(p);
+        return rc;
+    }
+    p->older = l->newest;
+    l->newest = p;
+    l->n_plugins++;
+    return BP_OK;
+}
+
+/* ---- lookups ---- */
+
+size_t bpi_loader_n_plugins(const struct bpi_loader *l)
+{
+    return l->n_plugins;
+}
+
+const struct bp_plugin_desc *bpi_loader_plugin(const struct bpi_loader *l, size_t i)
+{
+    const struct bpi_plugin *p = l->newest;
+    if (i >= l->n_plugins) return NULL;
+    for (size_t at = l->n_plugins - 1; at > i; --at) p = p->older;
+    return p->desc;
+}
+
+struct bpi_plugin *bpi_loader_find(const struct bpi_loader *l, const char *name)
+{
+    struct bpi_plugin *p = l->newest;
+    while (p != NULL && strcmp(p->desc->name, name) != 0) p = p->older;
+    return p;
+}
+
+int32_t bpi_loader_fail_unknown(const struct bpi_loader *l, const char *name, const char *where,
+                                struct bp_error *err)
+{
+    const char *names[MAX_PLUGINS];
+    struct bpi_buf known = {0};
+    for (size_t i = 0; i < l->n_plugins; ++i) {
+        names[i] = bpi_loader_plugin(l, i)->name;
+        bpi_buf_printf(&known, "%s%s", i != 0 ? ", " : "", names[i]);
+    }
+    const char *near = bpi_nearest(name, names, l->n_plugins);
+    int32_t rc = bpi_fail(err, BP_E_CONFIG, "loader", where,
+                          "no provider is called \"%s\"%s%s%s; there are: %s", name,
+                          near != NULL ? " (did you mean \"" : "", near != NULL ? near : "",
+                          near != NULL ? "\"?)" : "", known.data != NULL ? known.data : "none");
+    bpi_buf_free(&known);
+    return rc;
+}
+
+int32_t bpi_loader_check_config(const struct bpi_loader *l, struct bp_error *err)
+{
+    char where[96];
+    const char *name;
+    for (size_t i = 0;
+         l->env.config != NULL && (name = bpi_config_plugin_name_at(l->env.config, i)) != NULL;
+         ++i) {
+        if (bpi_loader_find(l, name) != NULL) continue;
+        (void)snprintf(where, sizeof where, "[plugin.%s]", name);
+        return bpi_loader_fail_unknown(l, name, where, err);
+    }
+    return BP_OK;
+}
+
+static int32_t create_op(struct bpi_plugin *p, const struct bp_op_entry *entry,
+                         const struct bp_device *dev, struct bpi_bound_op **out,
+                         struct bp_error *err)
+{
+    struct bpi_bound_op *op = bpi_calloc(1, sizeof *op);
+    if (op == NULL) return bpi_fail_nomem(err, "loader", sizeof *op);
+    int32_t rc = p->desc->op_create(p->self, entry, dev, NULL, 0, &op->ref, err);
+    if (rc != BP_OK) {
+        (void)bpi_fail(err, rc, "loader", entry->iface,
+                       "%s cannot make this op and gave no reason (%s)", p->desc->name,
+                       bpi_status_name(rc));
+        bpi_free(op);
+        return rc;
+    }
+    rc = bpi_table_check(op->ref.vt, entry->iface, p->desc->name, err);
+    if (rc != BP_OK) {
+        p->desc->op_destroy(p->self, &op->ref);
+        bpi_free(op);
+        return rc;
+    }
+    op->plugin = p;
+    op->iface = entry->iface;
+    op->device_kind = dev != NULL ? dev->kind : BP_DEV_HOST;
+    op->device_ordinal = dev != NULL ? dev->ordinal : 0;
+    *out = op;
+    return BP_OK;
+}
+
+int32_t bpi_loader_op(struct bpi_loader *l, const char *provider, const char *iface,
+                      const struct bp_device *dev, struct bp_op_ref *out, struct bp_error *err)
+{
+    const uint32_t kind = dev != NULL ? dev->kind : BP_DEV_HOST;
+    const int32_t ordinal = dev != NULL ? dev->ordinal : 0;
+    struct bpi_plugin *p = bpi_loader_find(l, provider);
+    if (p == NULL) return bpi_loader_fail_unknown(l, provider, iface, err);
+    const struct bp_op_entry *entry = bpi_plugin_entry(p->desc, iface);
+    if (entry == NULL) {
+        return bpi_fail(err, BP_DECLINED, "loader", iface,
+                        "plugin %s does not offer this interface", provider);
+    }
+    struct bpi_bound_op *op = l->newest_op;
+    while (op != NULL && (op->plugin != p || strcmp(op->iface, iface) != 0 ||
+                          op->device_kind != kind || op->device_ordinal != ordinal)) {
+        op = op->older;
+    }
+    if (op == NULL) {
+        BP_TRY(create_op(p, entry, dev, &op, err));
+        op->older = l->newest_op;
+        l->newest_op = op;
+    }
+    *out = op->ref;
+    return BP_OK;
+}

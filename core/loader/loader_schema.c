@@ -1,0 +1,103 @@
+/* loader_schema.c - checks [plugin.NAME] against the keys that the plugin declares.
+ * Not here: reading the INI (core/config). Threads: one at a time per loader. SPDX-License-Identifier: MIT */
+#include "loader/loader_priv.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_KEYS = 256 }; /* of one plugin */
+
+static const struct bp_cfg_key *key_at(const struct bp_plugin_desc *desc, uint32_t i)
+{
+    return (const struct bp_cfg_key *)(const void *)((const unsigned char *)desc->cfg +
+                                                     (uint64_t)i * desc->cfg_stride);
+}
+
+/* Is `word` one of "a|b|c"? */
+static bool in_choices(const char *choices, const char *word)
+{
+    const size_t n = strlen(word);
+    for (const char *at = choices; *at != '\0';) {
+        size_t len = strcspn(at, "|");
+        if (len == n && memcmp(at, word, n) == 0) return true;
+        at += len;
+        if (*at == '|') ++at;
+    }
+    return false;
+}
+
+static bool is_bool(const char *value)
+{
+    return in_choices("true|false|yes|no|on|off|1|0", value);
+}
+
+/* Appends to *want what the key takes, in words. */
+static bool value_fits(const struct bp_cfg_key *k, const char *value, struct bpi_buf *want)
+{
+    int64_t i;
+    double f;
+    if (strcmp(k->type, "int") == 0) {
+        bpi_buf_printf(want, "a whole number from %lld to %lld", (long long)k->lo,
+                       (long long)k->hi);
+        return bpi_parse_i64(value, &i) && (double)i >= k->lo && (double)i <= k->hi;
+    }
+    if (strcmp(k->type, "float") == 0) {
+        bpi_buf_printf(want, "a number from %g to %g", k->lo, k->hi);
+        return bpi_parse_f64(value, &f) && f >= k->lo && f <= k->hi;
+    }
+    if (strcmp(k->type, "bool") == 0) {
+        bpi_buf_puts(want, "true or false");
+        return is_bool(value);
+    }
+    if (strncmp(k->type, "enum:", 5) == 0) {
+        bpi_buf_printf(want, "one of %s", k->type + 5);
+        return in_choices(k->type + 5, value);
+    }
+    return strcmp(k->type, "string") == 0;
+}
+
+static int32_t check_key(const struct bpi_config *config, const struct bp_plugin_desc *desc,
+                         const char *key, const char *value, struct bp_error *err)
+{
+    const char *names[MAX_KEYS];
+    char where[96], section[64];
+    (void)snprintf(section, sizeof section, "plugin.%s", desc->name);
+    (void)snprintf(where, sizeof where, "[%s] %s", section, key);
+    for (uint32_t i = 0; i < desc->n_cfg; ++i) {
+        const struct bp_cfg_key *k = key_at(desc, i);
+        struct bpi_buf want = {0};
+        names[i] = k->name;
+        if (strcmp(k->name, key) != 0) continue;
+        int32_t rc = BP_OK;
+        if (!value_fits(k, value, &want)) {
+            rc = bpi_fail(err, BP_E_CONFIG, "config", where, "the value \"%s\" (%s) is not %s: %s",
+                          value, bpi_config_origin(config, section, key),
+                          want.data != NULL ? want.data : k->type, k->doc);
+        }
+        bpi_buf_free(&want);
+        return rc;
+    }
+    const char *near = bpi_nearest(key, names, desc->n_cfg);
+    return bpi_fail(err, BP_E_CONFIG, "config", where, "plugin %s knows no such key (%s)%s%s%s",
+                    desc->name, bpi_config_origin(config, section, key),
+                    near != NULL ? "; did you mean \"" : "", near != NULL ? near : "",
+                    near != NULL ? "\"?" : "");
+}
+
+int32_t bpi_plugin_check_config(const struct bpi_config *config, const struct bp_plugin_desc *desc,
+                                struct bp_error *err)
+{
+    const char *key, *value;
+    if (desc->n_cfg > MAX_KEYS ||
+        (desc->n_cfg != 0 && desc->cfg_stride < sizeof(struct bp_cfg_key))) {
+        return bpi_fail(
+            err, BP_E_ABI, "loader", desc->name,
+            "the plugin declares %u keys of %u bytes; at most %d of at least %zu were expected",
+            desc->n_cfg, desc->cfg_stride, MAX_KEYS, sizeof(struct bp_cfg_key));
+    }
+    for (size_t i = 0;
+         config != NULL && bpi_config_plugin_key_at(config, desc->name, i, &key, &value); ++i) {
+        BP_TRY(check_key(config, desc, key, value, err));
+    }
+    return BP_OK;
+}
