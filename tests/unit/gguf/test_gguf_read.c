@@ -293,6 +293,38 @@ START_TEST(tolerated_layouts)
 }
 END_TEST
 
+/* Out of order and without any gap: the end of one is the beginning of the next. */
+START_TEST(touching_tensors)
+{
+    img_header(&file, 3, 3, 0);
+    img_tensor2(&file, "c", 32, 2, BP_GGUF_I8, 96);
+    img_tensor2(&file, "a", 32, 1, BP_GGUF_I8, 0);
+    img_tensor2(&file, "b", 64, 1, BP_GGUF_I8, 32);
+    img_pad(&file, 32);
+    for (unsigned i = 0; i < 160; ++i) img_u8(&file, i);
+    open_image();
+    ck_assert_uint_eq(bpi_gguf_tensor(g, "b")->data[63], 95);
+    ck_assert_uint_eq(bpi_gguf_tensor(g, "c")->data[63], 159);
+    close_image();
+}
+END_TEST
+
+/* The text of the format allows 0 and 1 only, its own reader takes the rest for true. */
+START_TEST(unusual_bool)
+{
+    bool b = false;
+    uint32_t v = 0;
+    img_header(&file, 3, 0, 1);
+    img_key(&file, "k", BPI_GGUF_BOOL), img_u8(&file, 2);
+    open_image();
+    ck_assert_int_eq(bpi_gguf_get_bool(g, "k", &b, NULL, &err), BP_OK);
+    ck_assert(b);
+    ck_assert_int_eq(bpi_gguf_get_u32(g, "k", &v, NULL, &err), BP_OK);
+    ck_assert_uint_eq(v, 1);
+    close_image();
+}
+END_TEST
+
 /* Zero dimensions are for the model's shape check to refuse; here they only have no bytes, wherever they point. */
 START_TEST(empty_tensors)
 {
@@ -418,6 +450,8 @@ int main(void)
     tcase_add_test(c, text_of_values);
     tcase_add_test(c, version_2_and_no_tensors);
     tcase_add_test(c, tolerated_layouts);
+    tcase_add_test(c, touching_tensors);
+    tcase_add_test(c, unusual_bool);
     tcase_add_test(c, empty_tensors);
     tcase_add_test(c, longest_names);
     tcase_add_test(c, paths_that_are_no_files);
