@@ -20,7 +20,7 @@ PREFIXES = ("bp_", "bpi_")
 PLUGIN_EXPORT = "bp_plugin_query"
 WRITABLE = re.compile(r"^(\.data|\.bss|\.tdata|\.tbss|\*COM\*|\.sdata|\.sbss)(?!\.rel\.ro)")
 BANNED = {"malloc", "calloc", "realloc", "free", "posix_memalign", "aligned_alloc", "strdup", "strndup", "exit",
-          "_exit", "abort", "printf", "vprintf", "puts", "putchar", "stdout", "getenv", "secure_getenv", "setenv",
+          "_exit", "abort", "printf", "vprintf", "puts", "putchar", "stdout", "stderr", "getenv", "secure_getenv", "setenv",
           "strtok", "system", "strcpy", "strcat", "sprintf", "__printf_chk", "__sprintf_chk", "rand", "srand"}
 LOADER_ONLY = {"dlopen", "dlmopen", "dlsym", "dlclose"}
 # address, flags (7 characters), section, size, name
@@ -83,6 +83,9 @@ def check_plugin(path, report):
 def check_all(libraries, plugins, allow_file, report):
     allowed, used = read_allowed(allow_file), set()
     for library in libraries:
+        if not os.path.exists(library):
+            report.bad(library, 0, "is not built: build all targets, then run the gates")
+            continue
         check_core(library, report, allowed, used)
     for plugin in plugins:
         check_plugin(plugin, report)

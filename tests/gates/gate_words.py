@@ -13,7 +13,7 @@ BANNED = ["malloc", "calloc", "realloc", "free", "strdup", "strndup", "exit", "_
           "atof"]
 # A call, but neither a member of a vtable (ops->free) nor a declaration of one.
 CALL = re.compile(r"(?<![\w.>])(" + "|".join(BANNED) + r")\s*\(")
-STDOUT = re.compile(r"\bstdout\b")
+STDOUT = re.compile(r"\bstd(out|err)\b")
 DLOPEN = re.compile(r"(?<![\w.>])(dlopen|dlmopen|dlsym)\s*\(")
 # Spelt in halves so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" "DO", "FIX" "ME", "XX" "X", "HA" "CK"]) + r")\b")
@@ -58,6 +58,7 @@ CLEAN = {
 }
 PLANTED = [(f"a call of {word}", {"core/kv/k.c": TOP + f"void g(void)\n{{\n    {word} (x);\n}}\n"}, f"k.c:5: {word}")
            for word in BANNED] + [
+    ("stderr", {"core/kv/k.c": TOP + "void g(void) { fputs(s, stderr); }\n"}, "stderr"),
     ("stdout", {"core/kv/k.c": TOP + "void g(void) { fputs(s, stdout); }\n"}, "stdout"),
     ("a call in a header", {"core/kv/k.h": TOP + "static inline void g(void) { free(p); }\n"}, "k.h:3"),
     ("dlopen outside the loader", {"core/kv/k.c": TOP + "void *h = dlopen(p, 0);\n"}, "core/loader alone"),
