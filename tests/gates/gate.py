@@ -8,6 +8,7 @@ SPDX-License-Identifier: MIT
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ SKIPPED_DIRS = {".git", "build", "shared", "__pycache__", ".cache"}
 
 def source_files(root):
     """Relative paths of all files that are, or would be, part of the repository."""
-    if os.path.exists(os.path.join(root, ".git")):
+    if os.path.exists(os.path.join(root, ".git")) and shutil.which("git"):
         listed = subprocess.run(
             ["git", "-c", "safe.directory=*", "-C", root, "ls-files", "-z", "--cached", "--others",
              "--exclude-standard"], capture_output=True, check=False)
