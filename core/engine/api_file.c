@@ -123,6 +123,30 @@ int32_t bp_file_hf_name(const char *gguf_name, char *out, size_t cap)
     return bpi_model_hf_name(gguf_name, out, cap) ? BP_OK : BP_DECLINED;
 }
 
+/* ---- what the model's tables say about it ---- */
+
+struct survey {
+    bp_report_fn fn;
+    void *ctx;
+};
+
+static void survey_line(void *ctx, const struct bpi_report_entry *entry)
+{
+    const struct survey *s = ctx;
+    struct bp_report line = {.h = BP_HDR(struct bp_report, text),
+                             .kind = entry->kind,
+                             .name = entry->name != NULL ? entry->name : "",
+                             .text = entry->text != NULL ? entry->text : ""};
+    s->fn(s->ctx, &line);
+}
+
+int32_t bp_file_survey(const struct bp_file *f, const struct bp_config *cfg, bp_report_fn fn,
+                       void *ctx, struct bp_error *err)
+{
+    struct survey s = {fn, ctx};
+    return bpi_model_survey(f->g, cfg != NULL ? cfg->c : NULL, survey_line, &s, err);
+}
+
 /* ---- metadata ---- */
 
 /* Element `at` bytes into an array, seen as a record of its own. Lengths were checked when the file was opened; the

@@ -65,6 +65,12 @@ struct bp_report {
 BP_NOPAD(struct bp_report, text);
 /* i-th line of the load report; BP_DECLINED past the end. */
 int32_t bp_model_report(const struct bp_model *m, uint32_t i, struct bp_report *out);
+/* The same for a file that need not open as a model, because tensors are missing for example: what its architecture
+ * lacks, does not know or does not use. fn is called once per line. Errors: as bp_model_open where the architecture or
+ * the keys are not understood. */
+typedef void (*bp_report_fn)(void *ctx, const struct bp_report *line);
+int32_t bp_file_survey(const struct bp_file *f, const struct bp_config *cfg, bp_report_fn fn, void *ctx,
+                       struct bp_error *err);
 
 /* Vocabulary entry: the type number and bytes of one token (control tokens included). BP_E_ARG out of range. */
 int32_t bp_token_info(const struct bp_model *m, int32_t id, uint32_t *out_type, char **out_bytes, size_t *out_n);

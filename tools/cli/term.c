@@ -1,0 +1,172 @@
+/* term.c - standard error and Ctrl-C.
+ * File-scope state: what a signal handler needs, and whether a bar stands on the terminal. A tool may have it, the
+ * library not. SPDX-License-Identifier: MIT */
+#include "term.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t stop_count;
+static struct bp_session *volatile watched;
+static bool bar_stands;
+
+/* Only what POSIX allows in a handler; bp_session_interrupt is made for it. */
+static void on_interrupt(int sig)
+{
+    int saved = errno;
+    if (stop_count == 0) {
+        stop_count = 1;
+        struct bp_session *s = watched;
+        if (s != NULL) bp_session_interrupt(s);
+    } else {
+        signal(sig, SIG_DFL);
+        raise(sig);
+    }
+    errno = saved;
+}
+
+void term_init(void)
+{
+    struct sigaction sa;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = on_interrupt;
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL); /* no SA_RESTART: waiting for a line of input ends too */
+}
+
+bool term_stopped(void)
+{
+    return stop_count != 0;
+}
+
+void term_rearm(void)
+{
+    stop_count = 0;
+}
+
+void term_watch(struct bp_session *s)
+{
+    watched = s;
+}
+
+double term_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- messages ---- */
+
+static void erase_bar(void)
+{
+    if (!bar_stands) return;
+    fputs("\r\033[K", stderr);
+    bar_stands = false;
+}
+
+/* C0, DEL and C1 controls; the latter are U+0080..U+009F, in UTF-8 0xC2 0x80..0x9F. Returns bytes to drop, or 0. */
+static size_t control_at(const char *text, size_t n, bool lines)
+{
+    unsigned char c = (unsigned char)text[0];
+    if (c == '\n' || c == '\t') return lines ? 0 : 1;
+    if (c < 0x20 || c == 0x7f) return 1;
+    if (c == 0xc2 && n > 1 && (unsigned char)text[1] >= 0x80 && (unsigned char)text[1] <= 0x9f)
+        return 2;
+    return 0;
+}
+
+static void put_plain(FILE *f, const char *text, size_t n, bool lines)
+{
+    size_t from = 0, i = 0;
+    while (i < n) {
+        size_t drop = control_at(text + i, n - i, lines);
+        if (drop == 0) {
+            ++i;
+            continue;
+        }
+        fwrite(text + from, 1, i - from, f);
+        fputc('?', f);
+        from = i += drop;
+    }
+    fwrite(text + from, 1, n - from, f);
+}
+
+void term_say(const char *fmt, ...)
+{
+    char line[2048];
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    if (n < 0) return;
+    erase_bar();
+    put_plain(stderr, line, strlen(line), false);
+    fputc('\n', stderr);
+}
+
+void term_log(void *ctx, int32_t level, const char *room, const char *line)
+{
+    static const char *const names[] = {"error", "warning", "info", "debug"};
+    (void)ctx;
+    term_say("%s: %s: %s", names[level < 0 ? 0 : level > 3 ? 3 : level], room, line);
+}
+
+void term_out(const char *text, size_t n)
+{
+    erase_bar();
+    if (isatty(STDOUT_FILENO))
+        put_plain(stdout, text, n, true);
+    else
+        fwrite(text, 1, n, stdout);
+    fflush(stdout);
+}
+
+/* ---- progress ---- */
+
+enum { BAR_CELLS = 30 };
+static const double FIRST_AFTER_S = 0.5, EVERY_S = 0.1;
+
+void term_progress_begin(struct term_progress *p, const char *title)
+{
+    *p = (struct term_progress){.title = title, .start_s = term_seconds()};
+}
+
+void term_progress_update(struct term_progress *p, double fraction, const char *note)
+{
+    double now = term_seconds();
+    if (now - p->start_s < FIRST_AFTER_S || !(fraction >= 0.0 && fraction <= 1.0)) return;
+    if (!isatty(STDERR_FILENO)) {
+        if (!p->told) fprintf(stderr, "%s ...\n", p->title);
+        p->told = true;
+        return;
+    }
+    if (p->drawn && now - p->last_s < EVERY_S && fraction < 1.0) return;
+    int cells = (int)(fraction * BAR_CELLS + 0.5);
+    fprintf(stderr, "\r%s [", p->title);
+    for (int i = 0; i < BAR_CELLS; ++i) fputc(i < cells ? '#' : '.', stderr);
+    fprintf(stderr, "] %3d%% ", (int)(fraction * 100.0));
+    put_plain(stderr, note, strnlen(note, 40), false);
+    fputs("\033[K", stderr);
+    fflush(stderr);
+    p->drawn = bar_stands = true;
+    p->last_s = now;
+}
+
+void term_progress_end(struct term_progress *p)
+{
+    if (p->drawn) erase_bar();
+    p->drawn = false;
+}
+
+int32_t term_progress_fn(void *ctx, double fraction, const char *what)
+{
+    term_progress_update(ctx, fraction, what != NULL ? what : "");
+    return term_stopped() ? 1 : 0;
+}
