@@ -38,8 +38,7 @@ static int32_t read_image(struct opening *o, struct bp_model *m, struct bp_error
 }
 
 /* A tokenizer that is not understood is kept as a reason; only running out of memory ends the opening. */
-static int32_t open_tokenizer(struct opening *o, struct bp_model *m, const struct bpi_log *log,
-                              struct bp_error *err)
+static int32_t open_tokenizer(struct opening *o, struct bp_model *m, struct bp_error *err)
 {
     m->token_err = (struct bp_error)BP_ERROR_INIT;
     int32_t rc = bpi_token_open(o->g, &m->t, &m->token_err);
@@ -49,7 +48,6 @@ static int32_t open_tokenizer(struct opening *o, struct bp_model *m, const struc
         if (err != NULL && err->code == BP_OK) *err = m->token_err;
         return rc;
     }
-    bpi_logf(log, BPI_LOG_WARN, "token", "no text with this file: %s", m->token_err.msg);
     return BP_OK;
 }
 
@@ -73,11 +71,13 @@ static int32_t open_parts(struct opening *o, struct bp_model *m, const struct bp
     BP_TRY(bpi_gguf_open(m->path, &o->g, err));
     if (!bpi_config_bool(o->cfg->c, "engine", "mmap")) BP_TRY(read_image(o, m, err));
     BP_TRY(progress(o, 0.3, "tokenizer", err));
-    BP_TRY(open_tokenizer(o, m, log, err));
+    BP_TRY(open_tokenizer(o, m, err));
     BP_TRY(progress(o, 0.6, "tensors", err));
     BP_TRY(bpi_model_open(o->g, o->cfg->c, &m->m, err));
     o->g = NULL;
     BP_TRY(check_vocab(m, err));
+    if (m->t == NULL)
+        bpi_logf(log, BPI_LOG_WARN, "token", "no text with this file: %s", m->token_err.msg);
     return progress(o, 1.0, "model", err);
 }
 

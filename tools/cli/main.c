@@ -56,14 +56,28 @@ static int flush_output(int status)
     return EXIT_FAILED;
 }
 
-/* One sentence on standard error; with --json also as an object on standard output. */
-static int print_error(const struct bp_error *err, const char *cmd, bool json, json_t *out)
+static bool is_word_char(char ch)
 {
-    bool has_where = err->where[0] != '\0' && strcmp(err->where, cmd) != 0 &&
-                     strncmp(err->msg, err->where, strlen(err->where)) != 0;
+    return (ch >= 'a' && ch <= 'z') || (ch >= 'A' && ch <= 'Z') || (ch >= '0' && ch <= '9');
+}
+
+/* Does the sentence name `where` already, as a whole word? */
+static bool names(const char *msg, const char *where)
+{
+    size_t n = strlen(where);
+    for (const char *at = msg; (at = strstr(at, where)) != NULL; ++at) {
+        if ((at == msg || !is_word_char(at[-1])) && !is_word_char(at[n])) return true;
+    }
+    return n == 0;
+}
+
+/* One sentence on standard error; with --json also as an object on standard output. */
+static int print_error(const struct bp_error *err, const char *cmd, bool json, json_t *out,
+                       int status)
+{
+    bool has_where = !names(err->msg, err->where) && strcmp(err->where, cmd) != 0;
     term_say("backplane%s%s: %s%s%s", cmd[0] != '\0' ? " " : "", cmd, has_where ? err->where : "",
              has_where ? ": " : "", err->msg);
-    int status = exit_of(err->code);
     if (!json) return status;
     if (out == NULL) out = json_object();
     json_object_set_new(out, "error", cli_json_error(err));
@@ -98,7 +112,10 @@ static int run_command(const struct cli_command *cmd, int argc, char **argv, boo
     if (rc != BP_OK) {
         if (c.err.code == BP_OK)
             cli_fail(&c.err, rc, cmd->name, "failed with status %s", bp_status_name(rc));
-        status = print_error(&c.err, cmd->name, c.json, c.out);
+        status = exit_of(c.err.code);
+        /* Before there is a session nothing was computed: a NaN then stands in a file. */
+        if (c.err.code == BP_E_NUMERIC && c.session == NULL) status = EXIT_INPUT;
+        status = print_error(&c.err, cmd->name, c.json, c.out, status);
     } else {
         status = c.answer_no ? EXIT_NO : EXIT_GOOD;
         if (c.json) status = print_json(c.out, status);
@@ -127,7 +144,7 @@ static int unknown_command(const char *name, bool json)
     else
         cli_fail(&err, BP_E_ARG, name,
                  "there is no command '%.60s'; 'backplane help' lists the commands", name);
-    return flush_output(print_error(&err, "", json, NULL));
+    return flush_output(print_error(&err, "", json, NULL, EXIT_INPUT));
 }
 
 static int print_help(int argc, char **argv, bool json)

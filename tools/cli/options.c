@@ -196,11 +196,8 @@ static int32_t check_positions(const struct cli_line *l, struct bp_error *err)
     const struct cli_command *cmd = l->cmd;
     if (l->n_pos > cmd->max_pos)
         return cli_fail(err, BP_E_ARG, cmd->name,
-                        cmd->max_pos == 0
-                            ? "%s takes no arguments besides options, but got '%.80s'; texts with "
-                              "spaces need quotes"
-                            : "%s got one argument too many: '%.80s'",
-                        cmd->name, l->pos[cmd->max_pos]);
+                        "'%.80s' is one argument too many; texts with spaces need quotes",
+                        l->pos[cmd->max_pos]);
     if (l->n_pos < cmd->min_pos)
         return cli_fail(err, BP_E_ARG, cmd->name, "%s needs %s; see 'backplane %s --help'",
                         cmd->name, cmd->args, cmd->name);
