@@ -98,8 +98,7 @@ uint64_t bpi_ref_mla_weights_slice(uint64_t nope_dim, uint64_t v_dim, uint64_t k
 
 /* n numbers at p as double, rounded first when `round` is set. `part` holds at least n floats. */
 void bpi_ref_mla_load_d(double *dst, float *part, const void *p, uint32_t dtype, int64_t n, uint32_t round);
-/* out[i * out_stride + j] = q[i * width ...] . rows[j][...]: n_q * n_row dot products, each with the very bits of
- * bpi_ref_dot_fd, however many are asked for at a time. */
+/* out[i * out_stride + j] = q[i * width ...] . rows[j][...]: n_q * n_row dot products. */
 void bpi_ref_mla_dots(const double *q, uint32_t n_q, const float *const *rows, uint32_t n_row, int64_t width,
                       double *out, int64_t out_stride);
 /* acc[i] += sum over j of p[j] * rows[j][i], j ascending. */

@@ -1,18 +1,11 @@
 /* ref_mla_sum.c - the two sums of attention: dot products of queries with key rows, and softmax-weighted value rows.
- * Several results are computed at a time only to read and convert a row once; each result is summed in the order that
+ * Several results are computed at a time only to keep rows in the near cache; each result is summed in the order that
  * it would have alone, so grouping never shows in the bits.
  * Source: Milakov and Gimelshein 2018 for the running maximum.
  * Threads: all functions are pure. SPDX-License-Identifier: MIT */
 #include "ref/ref_mla.h"
 
 #include <math.h>
-
-enum { LANES = 8 }; /* as in ref_dot.c: element i belongs to lane i mod 8 */
-
-static inline double fold(const double s[LANES])
-{
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-}
 
 BPI_REF_CLONES static void widen(double *restrict dst, const float *restrict src, int64_t n)
 {
@@ -26,93 +19,34 @@ void bpi_ref_mla_load_d(double *dst, float *part, const void *p, uint32_t dtype,
     widen(dst, part, n);
 }
 
-/* Four queries against each row. */
-BPI_REF_CLONES static void dots_4q(const double *q, const float *const *rows, uint32_t n_row,
-                                   int64_t width, double *out, int64_t out_stride)
-{
-    const double *q0 = q, *q1 = q + width, *q2 = q + 2 * width, *q3 = q + 3 * width;
-    for (uint32_t r = 0; r < n_row; ++r) {
-        const float *row = rows[r];
-        double s0[LANES] = {0}, s1[LANES] = {0}, s2[LANES] = {0}, s3[LANES] = {0};
-        int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) {
-            for (int j = 0; j < LANES; ++j) {
-                double x = (double)row[i + j];
-                s0[j] += x * q0[i + j];
-                s1[j] += x * q1[i + j];
-                s2[j] += x * q2[i + j];
-                s3[j] += x * q3[i + j];
-            }
-        }
-        for (int j = 0; i + j < width; ++j) {
-            double x = (double)row[i + j];
-            s0[j] += x * q0[i + j];
-            s1[j] += x * q1[i + j];
-            s2[j] += x * q2[i + j];
-            s3[j] += x * q3[i + j];
-        }
-        out[r] = fold(s0);
-        out[out_stride + r] = fold(s1);
-        out[2 * out_stride + r] = fold(s2);
-        out[3 * out_stride + r] = fold(s3);
-    }
-}
-
-/* One query against four rows at a time. */
-BPI_REF_CLONES static void dots_4r(const double *q, const float *const *rows, uint32_t n_row,
-                                   int64_t width, double *out)
-{
-    for (uint32_t r = 0; r < n_row; r += 4) {
-        const float *r0 = rows[r], *r1 = rows[r + 1], *r2 = rows[r + 2], *r3 = rows[r + 3];
-        double s0[LANES] = {0}, s1[LANES] = {0}, s2[LANES] = {0}, s3[LANES] = {0};
-        int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) {
-            for (int j = 0; j < LANES; ++j) {
-                double x = q[i + j];
-                s0[j] += (double)r0[i + j] * x;
-                s1[j] += (double)r1[i + j] * x;
-                s2[j] += (double)r2[i + j] * x;
-                s3[j] += (double)r3[i + j] * x;
-            }
-        }
-        for (int j = 0; i + j < width; ++j) {
-            double x = q[i + j];
-            s0[j] += (double)r0[i + j] * x;
-            s1[j] += (double)r1[i + j] * x;
-            s2[j] += (double)r2[i + j] * x;
-            s3[j] += (double)r3[i + j] * x;
-        }
-        out[r] = fold(s0);
-        out[r + 1] = fold(s1);
-        out[r + 2] = fold(s2);
-        out[r + 3] = fold(s3);
-    }
-}
-
 void bpi_ref_mla_dots(const double *q, uint32_t n_q, const float *const *rows, uint32_t n_row,
                       int64_t width, double *out, int64_t out_stride)
 {
-    for (; n_q >= 4; n_q -= 4) {
-        dots_4q(q, rows, n_row, width, out, out_stride);
-        q += 4 * width;
-        out += 4 * out_stride;
-    }
-    uint32_t n_full = n_row & ~3u;
-    for (; n_q > 0; --n_q) {
-        dots_4r(q, rows, n_full, width, out);
-        for (uint32_t r = n_full; r < n_row; ++r) out[r] = bpi_ref_dot_fd(rows[r], q, width);
-        q += width;
-        out += out_stride;
+    for (uint32_t r = 0; r < n_row; ++r) {
+        for (uint32_t i = 0; i < n_q; ++i) {
+            out[i * out_stride + r] = bpi_ref_dot_fd(rows[r], q + i * width, width);
+        }
     }
 }
 
+/* Four rows a pass, so that acc is read and written once for them. The inner loop has a fixed length because only then
+ * do all optimisation levels turn it into vector code. */
 BPI_REF_CLONES static void accumulate_4(double *restrict acc, const double p[4],
                                         const float *restrict r0, const float *restrict r1,
                                         const float *restrict r2, const float *restrict r3,
                                         int64_t width)
 {
-    double p0 = p[0], p1 = p[1], p2 = p[2], p3 = p[3];
-    for (int64_t i = 0; i < width; ++i) {
+    const double p0 = p[0], p1 = p[1], p2 = p[2], p3 = p[3];
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) {
+        for (int j = 0; j < 8; ++j) {
+            double a = acc[i + j] + p0 * (double)r0[i + j];
+            a += p1 * (double)r1[i + j];
+            a += p2 * (double)r2[i + j];
+            acc[i + j] = a + p3 * (double)r3[i + j];
+        }
+    }
+    for (; i < width; ++i) {
         double a = acc[i] + p0 * (double)r0[i];
         a += p1 * (double)r1[i];
         a += p2 * (double)r2[i];
