@@ -140,15 +140,12 @@ static void read_magnitude(struct bpi_model *m)
 static int32_t read_yarn(struct bpi_model *m, struct bp_error *err)
 {
     struct bpi_hparams *hp = &m->hp;
-    const struct bpi_key_value *orig = &m->key[BPI_K_ROPE_ORIG],
-                               *attn = &m->key[BPI_K_ROPE_ATTN_FACTOR];
+    const struct bpi_key_value *orig = &m->key[BPI_K_ROPE_ORIG];
     hp->yarn = true;
     BP_TRY(bpi_model_require(m, BPI_K_ROPE_FACTOR, "a model with YaRN", err));
     hp->yarn_factor = (double)m->key[BPI_K_ROPE_FACTOR].f;
     if (hp->yarn_factor < 1)
         return unsupported(m, BPI_K_ROPE_FACTOR, "YaRN stretches by a factor of at least 1", err);
-    if (attn->found && attn->f != 1.0f)
-        return unsupported(m, BPI_K_ROPE_ATTN_FACTOR, "only 1 is supported", err);
     for (uint32_t key = BPI_K_YARN_EXT_FACTOR; key <= BPI_K_YARN_ATTN_FACTOR; ++key)
         if (m->key[key].found && m->key[key].f != 1.0f)
             bpi_model_note_key(m, BPI_REPORT_NOTE, key,
@@ -189,12 +186,15 @@ int32_t bpi_model_derive_rope(struct bpi_model *m, struct bp_error *err)
 {
     struct bpi_hparams *hp = &m->hp;
     const struct bpi_key_value *base = &m->key[BPI_K_ROPE_BASE];
+    const struct bpi_key_value *attn = &m->key[BPI_K_ROPE_ATTN_FACTOR];
     hp->rope_base = base->found ? (double)base->f : 10000.0;
     if (!base->found)
         bpi_model_note_key(m, BPI_REPORT_ASSUMED, BPI_K_ROPE_BASE,
                            "absent: 10000, the format's default");
     if (hp->rope_base <= 1)
         return unsupported(m, BPI_K_ROPE_BASE, "a base above 1 was expected", err);
+    if (attn->found && attn->f != 1.0f)
+        return unsupported(m, BPI_K_ROPE_ATTN_FACTOR, "only 1 is supported", err);
     hp->yarn = false;
     hp->yarn_factor = 1.0;
     hp->rope_mag = 1.0;

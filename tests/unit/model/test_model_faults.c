@@ -235,6 +235,7 @@ static const struct fault faults[] = {
     {"longrope", G5, {{ED_STR, "rope.scaling.type", 0, "longrope"}}, NULL, UNS, "rope.scaling.type", {"'longrope'", "none and yarn"}},
     {"shrinking yarn", V3, {{ED_F32, "rope.scaling.factor", 0.5, NULL}}, NULL, UNS, "rope.scaling.factor", {"at least 1", ""}},
     {"attn_factor", V3, {{ED_F32, "rope.scaling.attn_factor", 2, NULL}}, NULL, UNS, "rope.scaling.attn_factor", {"only 1", ""}},
+    {"attn_factor without yarn", G5, {{ED_F32, "rope.scaling.attn_factor", 0.5, NULL}}, NULL, UNS, "rope.scaling.attn_factor", {"only 1", ""}},
     {"betas swapped", V3, {{ED_F32, "rope.scaling.yarn_beta_fast", 1, NULL}, {ED_F32, "rope.scaling.yarn_beta_slow", 32,
      NULL}}, NULL, FMT, "yarn_beta_slow", {"is 32, above yarn_beta_fast 1", ""}},
     {"beta of the configuration", V3, {{0}}, "model.yarn_beta_slow=40", BP_E_CONFIG, "yarn_beta_slow",

@@ -74,6 +74,20 @@ START_TEST(ramp_is_clamped)
 }
 END_TEST
 
+/* The upper bound counts dimensions (63), not pairs (31): here the ramp runs from pair 28 to "pair" 41. */
+START_TEST(ramp_beyond_the_last_pair)
+{
+    struct bpi_hparams hp = yarn(1e4, 40, 32);
+    double f[32];
+    hp.yarn_orig_ctx = 640000;
+    bpi_model_rope_freqs(&hp, f);
+    for (int i = 28; i < 32; ++i) {
+        double g = (i - 28) / (41.0 - 28.0), plain = pow(1e4, -i / 32.0);
+        ASSERT_NEAR(f[i], plain * (1 - g) + plain / 40 * g, 1e-12);
+    }
+}
+END_TEST
+
 START_TEST(tables)
 {
     enum { N = 3000 };
@@ -212,6 +226,7 @@ static void add(TCase *tc)
     tcase_add_test(tc, frequencies_of_k2);
     tcase_add_test(tc, frequencies_without_yarn);
     tcase_add_test(tc, ramp_is_clamped);
+    tcase_add_test(tc, ramp_beyond_the_last_pair);
     tcase_add_test(tc, tables);
     tcase_add_test(tc, table_of_a_late_position);
     tcase_add_loop_test(tc, scale_and_magnitude, 0, BPI_ARRAY_LEN(scales));
