@@ -220,8 +220,9 @@ int32_t bpi_tokenize(const struct bpi_token *t, const char *text, size_t n, uint
         out->n = before;
         return rc;
     }
-    /* Trusted text may bring its own: a model never wants two. */
-    if (bos && out->n > before + 1 && out->ids[before + 1] == t->bos) {
+    /* The text may bring its own: a model never wants two. An odd file may name an ordinary entry, which is text. */
+    if (bos && out->n > before + 1 && out->ids[before + 1] == t->bos &&
+        (t->attr[t->bos] & BPI_ATTR_SPECIAL) != 0) {
         memmove(&out->ids[before], &out->ids[before + 1], (--out->n - before) * sizeof(int32_t));
     }
     return BP_OK;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include "base/base.h"
 #include "base/rng.h"
+#include "harness/cpu_time.h"
 #include "harness/token_image.h"
 #include "token/token_priv.h"
 
@@ -165,11 +166,12 @@ START_TEST(overlapping_tokens_in_a_long_text)
     memset(text, 'a', MIB);
     double seconds[2];
     struct bpi_ids ids = {0};
-    for (int i = 0; i < 2; ++i) {
-        uint64_t t0 = bpi_now_ns();
+    for (int i = 0; i < 6; ++i) { /* the best of three each */
+        uint64_t t0 = bp_test_cpu_ns();
         ids.n = 0;
-        ck_assert_int_eq(bpi_tokenize(t, text, i == 0 ? MIB / 4 : MIB, 0, &ids, NULL), BP_OK);
-        seconds[i] = (double)(bpi_now_ns() - t0) * 1e-9;
+        ck_assert_int_eq(bpi_tokenize(t, text, i % 2 == 0 ? MIB / 4 : MIB, 0, &ids, NULL), BP_OK);
+        double s = (double)(bp_test_cpu_ns() - t0) * 1e-9;
+        if (i < 2 || s < seconds[i % 2]) seconds[i % 2] = s;
     }
     printf("1 MiB of overlapping tokens: %.0f ms, 256 KiB: %.0f ms\n", seconds[1] * 1e3,
            seconds[0] * 1e3);
