@@ -66,9 +66,9 @@ static inline void fx_guards(const struct fx *f)
     for (int i = 0; i < f->n_buf; ++i) {
         const unsigned char *b = f->bufs[i].base;
         for (size_t k = 0; k < FX_GUARD; ++k) {
-            ck_assert_msg(b[k] == 0xa5 && b[FX_GUARD + f->bufs[i].n_bytes + k] == 0xa5,
-                          "guard byte of buffer %d (%zu bytes) was overwritten", i,
-                          f->bufs[i].n_bytes);
+            if (b[k] == 0xa5 && b[FX_GUARD + f->bufs[i].n_bytes + k] == 0xa5) continue;
+            ck_abort_msg("guard byte of buffer %d (%zu bytes) was overwritten", i,
+                         f->bufs[i].n_bytes);
         }
     }
 }
@@ -85,7 +85,7 @@ static inline void fx_open(struct fx *f, uint32_t n_threads, uint32_t round, uin
     f->ref.host = &f->host;
     f->ref.round = round;
     f->l = (struct bp_launch){.h = BP_HDR(struct bp_launch, reserved), .layer = -1};
-    f->l.scratch_bytes = (uint64_t)48 << 20;
+    f->l.scratch_bytes = (uint64_t)12 << 20;
     f->l.scratch = bpi_alloc_aligned(f->l.scratch_bytes, 64);
     ck_assert_ptr_nonnull(f->l.scratch);
     memset(f->l.scratch, 0xff, f->l.scratch_bytes);
@@ -344,6 +344,15 @@ static inline void fx_write_all(struct fx_cache *c)
     c->meta.n_tok = t;
 }
 
+/* As ck_assert, but a check that holds costs nothing: the library reports each of its own to another process. */
+#define FX_CHECK(cond)                                                                             \
+    do {                                                                                           \
+        if (!(cond)) ck_abort_msg("%s", #cond);                                                    \
+    } while (0)
+#define FX_CHECK_MSG(cond, ...)                                                                    \
+    do {                                                                                           \
+        if (!(cond)) ck_abort_msg(__VA_ARGS__);                                                    \
+    } while (0)
 #define FX_OK(call)                                                                                \
     do {                                                                                           \
         struct bp_error fx_err = BP_ERROR_INIT;                                                    \

@@ -68,12 +68,12 @@ START_TEST(test_write)
             for (int64_t k = 0; k < width; ++k) {
                 double got =
                     fx_read((char *)c.pool.data + at + (size_t)k * fx_size(c.dtype), c.dtype);
-                ck_assert_msg(fx_near(got, want[k], c.dtype, 4.0), "token %u: %.9g, want %.9g", t,
-                              got, want[k]);
+                FX_CHECK_MSG(fx_near(got, want[k], c.dtype, 4.0), "token %u: %.9g, want %.9g", t,
+                             got, want[k]);
             }
             memset(seen + at, 0xff, (size_t)width * fx_size(c.dtype));
         }
-        for (size_t k = 0; k < pool_bytes; ++k) ck_assert_uint_eq(seen[k], 0xff);
+        for (size_t k = 0; k < pool_bytes; ++k) FX_CHECK(seen[k] == 0xff);
         fx_close(&f);
     }
 }
@@ -98,7 +98,7 @@ START_TEST(test_write_is_sensitive)
         double a = fx_get(&kv, 5, 16 + i, 0), b = fx_get(&kv, 5, 16 + i + 4, 0);
         double co = fx_get(&c.meta.rope_cos, 5, i, 0), si = fx_get(&c.meta.rope_sin, 5, i, 0);
         style += !fx_near(fx_cached(&c, 0, 5, 16 + i), a * co - b * si, BP_DT_F32, 4.0);
-        ck_assert(fx_near(fx_cached(&c, 0, 5, 16 + 2 * i), want[16 + 2 * i], BP_DT_F32, 4.0));
+        FX_CHECK(fx_near(fx_cached(&c, 0, 5, 16 + 2 * i), want[16 + 2 * i], BP_DT_F32, 4.0));
     }
     c.positions[5] = 4;
     want_row(&c, &kv, &w, 5, BPI_REF_ROUND_NONE, want);
@@ -144,7 +144,7 @@ START_TEST(test_write_alone)
         bool own = slot == (size_t)c.slots[20];
         double v = fx_read((char *)c.pool.data + 2 * i, BP_DT_BF16);
         if (own)
-            ck_assert(isnan(v));
+            FX_CHECK(isnan(v));
         else
             ck_assert_int_eq(memcmp((char *)whole + 2 * i, (char *)c.pool.data + 2 * i, 2), 0);
     }
@@ -174,8 +174,8 @@ START_TEST(test_write_rounds)
             want_row(&c, &kv, &w, t, BPI_REF_ROUND_NONE, plain);
             for (int64_t k = 0; k < 96; ++k) {
                 double got = ((const float *)c.pool.data)[(int64_t)c.slots[t] * 96 + k];
-                ck_assert(got == fx_rounded(got, rounds[i]));
-                ck_assert(fabs(got - rounded[k]) <= 0.501 * ulp * fabs(rounded[k]) + 1e-7);
+                FX_CHECK(got == fx_rounded(got, rounds[i]));
+                FX_CHECK(fabs(got - rounded[k]) <= 0.501 * ulp * fabs(rounded[k]) + 1e-7);
                 moved += fabs(got - plain[k]) > 0.51 * ulp * fabs(plain[k]) + 1e-7;
             }
         }
@@ -226,7 +226,7 @@ START_TEST(test_gather)
                         fx_write(&once, lat.dtype, want);
                         want = fx_read(&once, lat.dtype);
                     }
-                    ck_assert(got == want);
+                    FX_CHECK(got == want);
                 }
             }
         }
@@ -299,11 +299,11 @@ START_TEST(test_merge)
                 double a = fx_get(&lse, r, h, 0), b = fx_get(&m.other_lse, r, h, 0);
                 double share = 1.0 / (1.0 + exp(b - a)); /* of this side */
                 double want = a > b ? a + log1p(exp(b - a)) : b + log1p(exp(a - b));
-                ck_assert(fx_near(fx_get(&m.lse, r, h, 0), want, BP_DT_F32, 3000));
+                FX_CHECK(fx_near(fx_get(&m.lse, r, h, 0), want, BP_DT_F32, 3000));
                 for (int64_t v = 0; v < N_V; ++v) {
                     want = share * fx_get(&out, r, h, v) +
                            (1.0 - share) * fx_get(&m.other_out, r, h, v);
-                    ck_assert(fx_near(fx_get(&m.out, r, h, v), want, dtypes[i], 10));
+                    FX_CHECK(fx_near(fx_get(&m.out, r, h, v), want, dtypes[i], 10));
                 }
             }
         }
@@ -337,18 +337,18 @@ START_TEST(test_merge_empty)
         struct bp_tensor got, want;
 #define SAME_ROWS(a, b, from, to)                                                                  \
     (got = fx_rows(&(a), from, to), want = fx_rows(&(b), from, to), fx_same_bits(&got, &want))
-        ck_assert(SAME_ROWS(m.out, out, 0, 2) && SAME_ROWS(m.lse, lse, 0, 2));
-        ck_assert(SAME_ROWS(m.out, other, 2, 4) && SAME_ROWS(m.lse, other_lse, 2, 4));
-        ck_assert(SAME_ROWS(m.other_out, other, 0, N_ROW));
+        FX_CHECK(SAME_ROWS(m.out, out, 0, 2) && SAME_ROWS(m.lse, lse, 0, 2));
+        FX_CHECK(SAME_ROWS(m.out, other, 2, 4) && SAME_ROWS(m.lse, other_lse, 2, 4));
+        FX_CHECK(SAME_ROWS(m.other_out, other, 0, N_ROW));
         for (int64_t r = 4; r < 6; ++r) {
             for (int64_t h = 0; h < N_HEAD; ++h) {
-                ck_assert(fx_get(&m.lse, r, h, 0) == -INFINITY);
+                FX_CHECK(fx_get(&m.lse, r, h, 0) == -INFINITY);
                 for (int64_t v = 0; v < N_V; ++v) {
-                    ck_assert(fx_get(&m.out, r, h, v) == 0.0 && !signbit(fx_get(&m.out, r, h, v)));
+                    FX_CHECK(fx_get(&m.out, r, h, v) == 0.0 && !signbit(fx_get(&m.out, r, h, v)));
                 }
             }
         }
-        ck_assert(!SAME_ROWS(m.out, out, 6, N_ROW)); /* the others were merged */
+        FX_CHECK(!SAME_ROWS(m.out, out, 6, N_ROW)); /* the others were merged */
         fx_close(&f);
     }
 }
@@ -373,7 +373,7 @@ START_TEST(test_merge_nan)
             for (int64_t v = 0; v < N_V; ++v) {
                 bool own = (r == 3 && h == 1) || (r == 5 && h == 0 && v == 7);
                 double got = fx_get(&m.out, r, h, v);
-                ck_assert(own ? isnan(got) : got == fx_get(&clean.out, r, h, v));
+                FX_CHECK(own ? isnan(got) : got == fx_get(&clean.out, r, h, v));
             }
         }
     }

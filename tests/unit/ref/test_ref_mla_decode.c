@@ -199,7 +199,7 @@ START_TEST(test_full_list_is_dense)
         fx_set(&r.a.idx_len, row, 0, 0, 200);
     }
     run(&f, &r);
-    ck_assert(fx_same_bits(&r.a.out, &dense) && fx_same_bits(&r.a.lse, &dense_lse));
+    FX_CHECK(fx_same_bits(&r.a.out, &dense) && fx_same_bits(&r.a.lse, &dense_lse));
     fx_close(&f);
 }
 END_TEST
@@ -226,10 +226,10 @@ START_TEST(test_rows_are_independent)
             run(&f, &one);
             struct bp_tensor got = fx_rows(&one.a.out, 0, 1);
             struct bp_tensor want = fx_rows(&r.a.out, row, row + 1);
-            ck_assert(fx_same_bits(&got, &want));
+            FX_CHECK(fx_same_bits(&got, &want));
             got = fx_rows(&one.a.lse, 0, 1);
             want = fx_rows(&r.a.lse, row, row + 1);
-            ck_assert(fx_same_bits(&got, &want));
+            FX_CHECK(fx_same_bits(&got, &want));
             struct bp_mla_decode_args heads = one.a; /* one head at a time */
             for (int64_t h = 0; h < d.h; ++h) {
                 heads.q.data = fx_at(&one.a.q, 0, h, 0);
@@ -242,7 +242,7 @@ START_TEST(test_rows_are_independent)
             }
             got = fx_rows(&one.a.out, 0, 1);
             want = fx_rows(&r.a.out, row, row + 1);
-            ck_assert(fx_same_bits(&got, &want));
+            FX_CHECK(fx_same_bits(&got, &want));
         }
         fx_close(&f);
     }
@@ -267,13 +267,13 @@ START_TEST(test_nan_and_rope_part)
     make_rows(&f, &c, &r, &d, 3, seq, len, BP_DT_F32);
     run(&f, &r);
     for (int64_t h = 0; h < d.h; ++h) {
-        for (int64_t v = 0; v < d.c; ++v) ck_assert(fabs(fx_get(&r.a.out, 2, h, v)) <= 1.0);
+        for (int64_t v = 0; v < d.c; ++v) FX_CHECK(fabs(fx_get(&r.a.out, 2, h, v)) <= 1.0);
     }
     struct bp_tensor clean = r.a.out;
     r.a.out = fx_tensor(&f, BP_DT_F32, 3 + PAD, d.h, d.c, 0);
     fx_write(fx_cell(&c, 4, 130, 0), c.dtype, NAN); /* beyond the row's length: not seen */
     run(&f, &r);
-    ck_assert(fx_same_bits(&r.a.out, &clean));
+    FX_CHECK(fx_same_bits(&r.a.out, &clean));
     fx_write(fx_cell(&c, 4, 99, d.c), c.dtype, NAN);
     fx_set(&r.a.q, 1, 2, 0, NAN);
     run(&f, &r);
@@ -281,7 +281,7 @@ START_TEST(test_nan_and_rope_part)
         for (int64_t h = 0; h < d.h; ++h) {
             bool own = row == 0 || (row == 1 && h == 2);
             double got = fx_get(&r.a.out, row, h, 3), want = fx_get(&clean, row, h, 3);
-            ck_assert(own ? isnan(got) : got == want);
+            FX_CHECK(own ? isnan(got) : got == want);
         }
     }
     fx_close(&f);
@@ -307,11 +307,11 @@ START_TEST(test_round_modes)
         run(&f, &r);
         double lse = want_row(&c, &r, 0, 1, all, 90, rounds[i], (double)scale, rounded);
         (void)want_row(&c, &r, 0, 1, all, 90, BPI_REF_ROUND_NONE, (double)scale, plain);
-        ck_assert(fx_near(fx_get(&r.a.lse, 0, 1, 0), lse, BP_DT_F32, 10));
+        FX_CHECK(fx_near(fx_get(&r.a.lse, 0, 1, 0), lse, BP_DT_F32, 10));
         for (int64_t v = 0; v < d.c; ++v) {
             double got = fx_get(&r.a.out, 0, 1, v);
-            ck_assert(got == fx_rounded(got, rounds[i]));
-            ck_assert(fabs(got - rounded[v]) <= 0.501 * ulp * fabs(rounded[v]) + 1e-7);
+            FX_CHECK(got == fx_rounded(got, rounds[i]));
+            FX_CHECK(fabs(got - rounded[v]) <= 0.501 * ulp * fabs(rounded[v]) + 1e-7);
             moved += fabs(got - plain[v]) > 0.51 * ulp * fabs(plain[v]) + 1e-7;
         }
         ck_assert_int_gt(moved, 0);

@@ -61,13 +61,13 @@ START_TEST(test_key_write)
             want_key(&c, &a, t, 1 - style, other);
             for (int64_t k = 0; k < width; ++k) {
                 double got = fx_read(cell + (size_t)k * fx_size(c.dtype), c.dtype);
-                ck_assert_msg(fx_near(got, want[k], c.dtype, 10), "token %u, %lld: %.9g, want %.9g",
-                              t, (long long)k, got, want[k]);
+                FX_CHECK_MSG(fx_near(got, want[k], c.dtype, 10), "token %u, %lld: %.9g, want %.9g",
+                             t, (long long)k, got, want[k]);
                 swapped += !fx_near(got, other[k], c.dtype, 10);
             }
         }
         ck_assert_int_gt(swapped, (int)c.meta.n_tok);
-        for (int64_t k = 0; k < width; ++k) ck_assert(isnan(fx_cached(&c, 3, 40 - 26, k)));
+        for (int64_t k = 0; k < width; ++k) FX_CHECK(isnan(fx_cached(&c, 3, 40 - 26, k)));
         a.rope_style = 2;
         FX_FAILS(BP_E_ARG, "style 2", f.index->key_write(&f.ref, &f.l, &a, &fx_err));
         c.meta.n_tok = 0;
@@ -141,21 +141,21 @@ static void check_choice(const struct fx_cache *c, const struct rows *r, int64_t
     const int64_t n = r->len[row], k = r->a.top_k;
     int64_t kept = 0;
     if (n <= k) {
-        ck_assert(fx_get(&r->a.idx_len, row, 0, 0) == -1);
+        FX_CHECK(fx_get(&r->a.idx_len, row, 0, 0) == -1);
         return;
     }
-    ck_assert(fx_get(&r->a.idx_len, row, 0, 0) == (double)k);
+    FX_CHECK(fx_get(&r->a.idx_len, row, 0, 0) == (double)k);
     for (int64_t at = 0; at < n; ++at) {
         int64_t better = 0;
         for (int64_t other = 0; other < n; ++other) better += before(s, other, at);
         if (better >= k) continue;
-        ck_assert_msg(fx_get(&r->a.idx, row, kept, 0) == (double)fx_slot(c, r->seq[row], at),
-                      "row %lld: entry %lld should be position %lld", (long long)row,
-                      (long long)kept, (long long)at);
+        FX_CHECK_MSG(fx_get(&r->a.idx, row, kept, 0) == (double)fx_slot(c, r->seq[row], at),
+                     "row %lld: entry %lld should be position %lld", (long long)row,
+                     (long long)kept, (long long)at);
         ++kept;
     }
     ck_assert_int_eq(kept, k);
-    for (; kept < r->a.idx.dim[1]; ++kept) ck_assert(fx_get(&r->a.idx, row, kept, 0) == -1);
+    for (; kept < r->a.idx.dim[1]; ++kept) FX_CHECK(fx_get(&r->a.idx, row, kept, 0) == -1);
 }
 
 static void run(struct fx *f, const struct rows *r)
@@ -184,22 +184,22 @@ START_TEST(test_select)
             double s[150];
             for (int64_t at = 0; at < row_len[row]; ++at) {
                 s[at] = want_score(&c, &r, row, at);
-                ck_assert(fx_near(fx_get(&r.a.scores, row, at, 0), s[at], BP_DT_F32, 100));
+                FX_CHECK(fx_near(fx_get(&r.a.scores, row, at, 0), s[at], BP_DT_F32, 100));
             }
             for (int64_t at = row_len[row]; at < r.a.scores.dim[1]; ++at) {
-                ck_assert(fx_get(&r.a.scores, row, at, 0) == -INFINITY);
+                FX_CHECK(fx_get(&r.a.scores, row, at, 0) == -INFINITY);
             }
             check_choice(&c, &r, row, s);
         }
         for (int64_t row = 8; row < 8 + PAD; ++row) {
-            ck_assert(fx_get(&r.a.idx_len, row, 0, 0) == -1);
+            FX_CHECK(fx_get(&r.a.idx_len, row, 0, 0) == -1);
         }
         struct bp_tensor idx = r.a.idx, len = r.a.idx_len; /* without scores: the same choice */
         r.a.idx = fx_tensor(&f, BP_DT_I32, 8 + PAD, idx.dim[1], 0, 0);
         r.a.idx_len = fx_tensor(&f, BP_DT_I32, 8 + PAD, 0, 0, 0);
         r.a.scores.data = NULL;
         run(&f, &r);
-        ck_assert(fx_same_bits(&r.a.idx, &idx) && fx_same_bits(&r.a.idx_len, &len));
+        FX_CHECK(fx_same_bits(&r.a.idx, &idx) && fx_same_bits(&r.a.idx_len, &len));
         fx_close(&f);
     }
 }
@@ -282,7 +282,7 @@ START_TEST(test_nan)
         run(&f, &r);
         for (int64_t at = 0; at < 150; ++at) {
             s[at] = at % 2 ? want_score(&c, &r, 0, at) : NAN;
-            ck_assert(isnan(fx_get(&r.a.scores, 0, at, 0)) == (at % 2 == 0));
+            FX_CHECK(isnan(fx_get(&r.a.scores, 0, at, 0)) == (at % 2 == 0));
         }
         check_choice(&c, &r, 0, s);
         for (int64_t at = 0; at < 149; ++at) s[at] = NAN;
@@ -313,10 +313,10 @@ START_TEST(test_rows_are_independent)
         }
         run(&f, &one);
         struct bp_tensor got = fx_rows(&one.a.idx, 0, 1), want = fx_rows(&r.a.idx, row, row + 1);
-        ck_assert(fx_same_bits(&got, &want));
+        FX_CHECK(fx_same_bits(&got, &want));
         got = fx_rows(&one.a.scores, 0, 1);
         want = fx_rows(&r.a.scores, row, row + 1);
-        ck_assert(fx_same_bits(&got, &want));
+        FX_CHECK(fx_same_bits(&got, &want));
     }
     fx_close(&f);
 }
@@ -346,7 +346,7 @@ START_TEST(test_round_modes)
                 }
                 sum += fx_get(&r.a.w, 0, h, 0) * fmax(dot, 0.0);
             }
-            ck_assert(fx_near(got, (double)scale * sum, BP_DT_F32, 10));
+            FX_CHECK(fx_near(got, (double)scale * sum, BP_DT_F32, 10));
             moved += !fx_near(got, want_score(&c, &r, 0, at), BP_DT_F32, 10);
         }
         ck_assert_int_gt(moved, 0);

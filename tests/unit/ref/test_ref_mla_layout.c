@@ -132,8 +132,8 @@ START_TEST(test_reasons)
         p.field_ = (value);                                                                        \
         all.field_ = (value);                                                                      \
         ask(&f, i, &p, &a);                                                                        \
-        ck_assert_msg(a.v.level == BP_V_NO && has_reason(&a, code, #field_), "%s: " #field_,       \
-                      table(i)->iface);                                                            \
+        FX_CHECK_MSG(a.v.level == BP_V_NO && has_reason(&a, code, #field_), "%s: " #field_,        \
+                     table(i)->iface);                                                             \
     } while (0)
         FAULT(act_dtype, BP_DT_I32, BP_R_DTYPE);
         FAULT(kv_dtype, BP_DT_U8, BP_R_DTYPE);
@@ -158,32 +158,31 @@ START_TEST(test_reasons)
         }
         ask(&f, i, &all, &a);
         ck_assert_uint_ge(a.v.n_reasons, 10);
-        ck_assert(has_reason(&a, BP_R_DTYPE, "act_dtype") &&
-                  has_reason(&a, BP_R_DTYPE, "kv_dtype"));
-        ck_assert(has_reason(&a, BP_R_SHAPE, i == INDEX ? "top_k" : "kv_rank"));
+        FX_CHECK(has_reason(&a, BP_R_DTYPE, "act_dtype") && has_reason(&a, BP_R_DTYPE, "kv_dtype"));
+        FX_CHECK(has_reason(&a, BP_R_SHAPE, i == INDEX ? "top_k" : "kv_rank"));
         p = good; /* layouts: right id of the wrong dtype, and of the wrong width */
         if (i == INDEX)
             p.index_layout_id = bp_id("mla.index.f32.128");
         else
             p.layout_id = bp_id("mla.bf16.512");
         ask(&f, i, &p, &a);
-        ck_assert(a.v.level == BP_V_NO);
-        ck_assert(has_reason(&a, BP_R_LAYOUT, i == INDEX ? "index_layout_id" : "layout_id"));
-        ck_assert(strstr(a.reasons[0].text, i == INDEX ? "mla.index.bf16.128" : "mla.bf16.576"));
+        FX_CHECK(a.v.level == BP_V_NO);
+        FX_CHECK(has_reason(&a, BP_R_LAYOUT, i == INDEX ? "index_layout_id" : "layout_id"));
+        FX_CHECK(strstr(a.reasons[0].text, i == INDEX ? "mla.index.bf16.128" : "mla.bf16.576"));
         const struct bp_ext ext = {.size = sizeof ext, .flags = BP_EXT_CRITICAL, .id = 5};
         p = good;
         p.h.next = &ext;
         ask(&f, i, &p, &a);
-        ck_assert(a.v.level == BP_V_NO && has_reason(&a, BP_R_EXT, "h.next"));
+        FX_CHECK(a.v.level == BP_V_NO && has_reason(&a, BP_R_EXT, "h.next"));
         p = good;
         p.h.size = BP_END(struct bp_mla_problem, kv_rank);
         ask(&f, i, &p, &a);
-        ck_assert(a.v.level == BP_V_NO && has_reason(&a, BP_R_ABI, "h.size"));
+        FX_CHECK(a.v.level == BP_V_NO && has_reason(&a, BP_R_ABI, "h.size"));
     }
     struct bp_mla_problem p = good;
     p.rope_dim = 256;
     ask(&f, INDEX, &p, &a);
-    ck_assert(a.v.level == BP_V_NO && has_reason(&a, BP_R_SHAPE, "rope_dim"));
+    FX_CHECK(a.v.level == BP_V_NO && has_reason(&a, BP_R_SHAPE, "rope_dim"));
     fx_close(&f);
 }
 END_TEST
@@ -325,7 +324,7 @@ START_TEST(test_far_block)
     struct bp_mla_cache_write_args a = {.meta = &c.meta, .kv = kv, .norm_w = w, .pool = c.pool};
     FX_OK(f.common->cache_write(&f.ref, &f.l, &a, &fx_err));
     const float *row = (const float *)((char *)space + (uint64_t)(n_block - 1) * block_bytes);
-    ck_assert(row[0] != 0.0f && row[2 * 576 + 575] != 0.0f && row[3 * 576] == 0.0f);
+    FX_CHECK(row[0] != 0.0f && row[2 * 576 + 575] != 0.0f && row[3 * 576] == 0.0f);
     int32_t seq[] = {0}, cu[] = {0, 3}, begin[] = {0};
     struct bp_mla_prefill_meta pm = {.common = &c.meta, .n_seg = 1, .n_q = 3, .n_k = 3};
     pm.seq_host = seq;
@@ -335,8 +334,8 @@ START_TEST(test_far_block)
     struct bp_tensor pe = fx_tensor(&f, BP_DT_F32, 3, 64, 0, 0);
     struct bp_mla_cache_gather_args g = {.meta = &pm, .pool = c.pool, .c = lat, .k_pe = pe};
     FX_OK(f.common->cache_gather(&f.ref, &f.l, &g, &fx_err));
-    ck_assert(fx_get(&lat, 2, 511, 0) == row[2 * 576 + 511]);
-    ck_assert(fx_get(&pe, 1, 63, 0) == row[576 + 575]);
+    FX_CHECK(fx_get(&lat, 2, 511, 0) == row[2 * 576 + 511]);
+    FX_CHECK(fx_get(&pe, 1, 63, 0) == row[576 + 575]);
     (void)munmap(space, (size_t)n_block * block_bytes);
     fx_close(&f);
 }

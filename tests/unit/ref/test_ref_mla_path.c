@@ -283,14 +283,14 @@ START_TEST(test_all_ways)
         make_layer(&f, &y, &all_dims[i], BP_DT_F32);
         struct bp_tensor a = absorbed(&f, &y);
         double error = worst(&y, &a, (double)y.scale);
-        ck_assert_msg(error <= 1e-6, "absorbed: %g", error);
+        FX_CHECK_MSG(error <= 1e-6, "absorbed: %g", error);
         static const int32_t cuts[][2] = {{90, 90}, {32, 16}, {7, 90}, {33, 5}};
         for (size_t k = 0; k < BPI_ARRAY_LEN(cuts); ++k) {
             struct bp_tensor p = chunked(&f, &y, cuts[k][0], cuts[k][1]);
             error = worst(&y, &p, (double)y.scale);
-            ck_assert_msg(error <= 1e-6, "chunk %d, slab %d: %g", cuts[k][0], cuts[k][1], error);
+            FX_CHECK_MSG(error <= 1e-6, "chunk %d, slab %d: %g", cuts[k][0], cuts[k][1], error);
         }
-        ck_assert(worst(&y, &a, (double)y.scale * 1.59) > 1e-3); /* the comparison sees a scale */
+        FX_CHECK(worst(&y, &a, (double)y.scale * 1.59) > 1e-3); /* the comparison sees a scale */
         f.common->release(&f.ref, y.handle);
         fx_close(&f);
     }
@@ -309,14 +309,14 @@ START_TEST(test_cache_dtypes)
         make_layer(&f, &y, &all_dims[0], dtypes[i]);
         struct bp_tensor a = absorbed(&f, &y), p = chunked(&f, &y, 16, 16);
         double one = worst(&y, &a, (double)y.scale), two = worst(&y, &p, (double)y.scale);
-        ck_assert_msg(one >= lo[i] && one <= hi[i], "absorbed, dtype %u: %g", dtypes[i], one);
-        ck_assert_msg(two >= lo[i] && two <= hi[i], "chunked, dtype %u: %g", dtypes[i], two);
+        FX_CHECK_MSG(one >= lo[i] && one <= hi[i], "absorbed, dtype %u: %g", dtypes[i], one);
+        FX_CHECK_MSG(two >= lo[i] && two <= hi[i], "chunked, dtype %u: %g", dtypes[i], two);
         /* Both read the same rounded cache, so they differ by f32 roundings alone. */
         for (int64_t t = 0; t < a.dim[0]; ++t) {
             for (int64_t h = 0; h < 3; ++h) {
                 for (int64_t v = 0; v < 40; ++v) {
                     double gap = fabs(fx_get(&a, t, h, v) - fx_get(&p, t, h, v));
-                    ck_assert(gap <= 2e-5);
+                    FX_CHECK(gap <= 2e-5);
                 }
             }
         }
@@ -375,7 +375,7 @@ START_TEST(test_select_then_attend)
                 ++n;
             }
             ck_assert_int_eq(n, TOP_K); /* the random scores have no ties */
-            ck_assert(fabs(fx_get(&a.out, row, h, 7) - want / sum) <= 1e-6);
+            FX_CHECK(fabs(fx_get(&a.out, row, h, 7) - want / sum) <= 1e-6);
         }
     }
     fx_close(&f);

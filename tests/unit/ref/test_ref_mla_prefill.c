@@ -137,8 +137,8 @@ START_TEST(test_no_keys)
     ck_assert_int_eq(misses(&b, false, (double)scale), 0);
     for (int64_t r = 0; r < 10; ++r) {
         bool empty = r < 3 || r >= 8;
-        ck_assert((fx_get(&b.a.lse, r, 2, 0) == -INFINITY) == empty);
-        ck_assert((fx_get(&b.a.out, r, 2, 39) == 0.0) == empty);
+        FX_CHECK((fx_get(&b.a.lse, r, 2, 0) == -INFINITY) == empty);
+        FX_CHECK((fx_get(&b.a.out, r, 2, 39) == 0.0) == empty);
     }
     /* lse is optional for run only. */
     b.a.lse.data = NULL;
@@ -184,8 +184,8 @@ START_TEST(test_chunks_bitwise)
                 part.a.lse = lse;
                 part.a.lse.data = lses;
                 run(&f, &part, true);
-                ck_assert(fx_same_bits(&part.a.out, &out));
-                ck_assert(fx_same_bits(&part.a.lse, &lse));
+                FX_CHECK(fx_same_bits(&part.a.out, &out));
+                FX_CHECK(fx_same_bits(&part.a.lse, &lse));
             }
         }
         fx_close(&f);
@@ -210,9 +210,9 @@ START_TEST(test_neighbours_bitwise)
         one.a.v = fx_rows(&b.a.v, b.cu_k[s], b.cu_k[s + 1]);
         run(&f, &one, true);
         struct bp_tensor want = fx_rows(&b.a.out, b.cu_q[s], b.cu_q[s + 1]);
-        ck_assert(fx_same_bits(&one.a.out, &want));
+        FX_CHECK(fx_same_bits(&one.a.out, &want));
         want = fx_rows(&b.a.lse, b.cu_q[s], b.cu_q[s + 1]);
-        ck_assert(fx_same_bits(&one.a.lse, &want));
+        FX_CHECK(fx_same_bits(&one.a.lse, &want));
     }
     fx_close(&f);
 }
@@ -255,11 +255,11 @@ START_TEST(test_slabs)
         for (int64_t r = 0; r < 9; ++r) {
             for (int64_t h = 0; h < 3; ++h) {
                 double got = fx_get(&own.a.lse, r, h, 0), want = fx_get(&whole.a.lse, r, h, 0);
-                ck_assert(fabs(got - want) <= 1e-6 * fabs(want));
+                FX_CHECK(fabs(got - want) <= 1e-6 * fabs(want));
                 for (int64_t v = 0; v < 40; ++v) {
                     got = fx_get(&own.a.out, r, h, v);
                     want = fx_get(&whole.a.out, r, h, v);
-                    ck_assert(fabs(got - want) <= 1e-6);
+                    FX_CHECK(fabs(got - want) <= 1e-6);
                 }
             }
         }
@@ -292,7 +292,7 @@ START_TEST(test_nan)
                 for (int64_t v = 0; v < 40; ++v) {
                     double got = fx_get(&bad.a.out, r, h, v);
                     bool own = hit && (what < 2 || v == 5);
-                    ck_assert(own ? !isfinite(got) : got == fx_get(&b.a.out, r, h, v));
+                    FX_CHECK(own ? !isfinite(got) : got == fx_get(&b.a.out, r, h, v));
                 }
             }
         }
@@ -333,11 +333,11 @@ START_TEST(test_round_modes)
         for (int64_t r = 0; r < 5; ++r) {
             double lse = want_row(&b, r, 0, 86 + r, 1, rounds[i], (double)scale, rounded);
             (void)want_row(&b, r, 0, 86 + r, 1, BPI_REF_ROUND_NONE, (double)scale, plain);
-            ck_assert(fx_near(fx_get(&b.a.lse, r, 1, 0), lse, BP_DT_F32, 10)); /* never rounded */
+            FX_CHECK(fx_near(fx_get(&b.a.lse, r, 1, 0), lse, BP_DT_F32, 10)); /* never rounded */
             for (int64_t v = 0; v < 40; ++v) {
                 double got = fx_get(&b.a.out, r, 1, v);
-                ck_assert(got == fx_rounded(got, rounds[i]));
-                ck_assert(fabs(got - rounded[v]) <= 0.501 * ulp * fabs(rounded[v]) + 1e-7);
+                FX_CHECK(got == fx_rounded(got, rounds[i]));
+                FX_CHECK(fabs(got - rounded[v]) <= 0.501 * ulp * fabs(rounded[v]) + 1e-7);
                 moved += fabs(got - plain[v]) > 0.51 * ulp * fabs(plain[v]) + 1e-7;
             }
         }

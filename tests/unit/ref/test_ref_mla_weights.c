@@ -29,7 +29,7 @@ static struct bp_raw raw_of(const void *data, uint32_t type, int64_t n0, int64_t
     for (int i = 0; i < 4; ++i) r.end[i] = r.ne[i];
     r.name = name;
     r.scale = 1.0f;
-    ck_assert(bpi_block_bytes(type, (uint64_t)(n0 * n1 * r.ne[2]), &r.n_bytes));
+    FX_CHECK(bpi_block_bytes(type, (uint64_t)(n0 * n1 * r.ne[2]), &r.n_bytes));
     return r;
 }
 
@@ -37,7 +37,7 @@ static struct bp_raw raw_of(const void *data, uint32_t type, int64_t n0, int64_t
 static void *encode(struct fx *f, uint32_t type, size_t n, float **decoded)
 {
     uint64_t n_bytes;
-    ck_assert(bpi_block_bytes(type, n, &n_bytes));
+    FX_CHECK(bpi_block_bytes(type, n, &n_bytes));
     unsigned char *p = fx_bytes(f, n_bytes);
     if (type == BP_GGUF_Q8_0) {
         for (size_t i = 0; i < n_bytes; ++i) p[i] = (unsigned char)bpi_rng_below(&f->rng, 256);
@@ -150,11 +150,10 @@ static void check_formulas(uint32_t type, uint32_t act)
                         sum += k_at(&x, h, e, p) * fx_get(&c, t, e, 0);
                     }
                     double got = fx_get(&k, t, h, p), want = sum;
-                    ck_assert_msg(fx_near(got, want, act, d.c), "k: got %.9g, want %.9g", got,
-                                  want);
+                    FX_CHECK_MSG(fx_near(got, want, act, d.c), "k: got %.9g, want %.9g", got, want);
                 }
                 for (uint32_t r = 0; r < d.r; ++r) {
-                    ck_assert(fx_get(&k, t, h, d.p + r) == fx_get(&k_pe, t, r, 0));
+                    FX_CHECK(fx_get(&k, t, h, d.p + r) == fx_get(&k_pe, t, r, 0));
                 }
                 for (uint32_t e = 0; e < d.v; ++e) {
                     double a = 0, b = 0;
@@ -163,15 +162,15 @@ static void check_formulas(uint32_t type, uint32_t act)
                         a += w * fx_get(&c, t, s, 0);
                         b += w * fx_get(&o, t, h, s);
                     }
-                    ck_assert(fx_near(fx_get(&v, t, h, e), a, act, d.c));
-                    ck_assert(fx_near(fx_get(&uv, t, h, e), b, act, d.c));
+                    FX_CHECK(fx_near(fx_get(&v, t, h, e), a, act, d.c));
+                    FX_CHECK(fx_near(fx_get(&uv, t, h, e), b, act, d.c));
                 }
                 for (uint32_t e = 0; e < d.c; ++e) {
                     double sum = 0;
                     for (uint32_t p = 0; p < d.p; ++p) {
                         sum += k_at(&x, h, e, p) * fx_get(&q, t, h, p);
                     }
-                    ck_assert(fx_near(fx_get(&uk, t, h, e), sum, act, d.p));
+                    FX_CHECK(fx_near(fx_get(&uk, t, h, e), sum, act, d.p));
                 }
             }
         }
@@ -216,8 +215,8 @@ START_TEST(test_round_modes)
                         rounded += fx_rounded(v_at(&x, h, e, s), rounds[i]) *
                                    fx_rounded(fx_get(&o, t, h, s), rounds[i]);
                     }
-                    ck_assert(got == fx_rounded(got, rounds[i]));
-                    ck_assert(fabs(got - rounded) <= 0.501 * ulp * fabs(rounded) + 1e-6);
+                    FX_CHECK(got == fx_rounded(got, rounds[i]));
+                    FX_CHECK(fabs(got - rounded) <= 0.501 * ulp * fabs(rounded) + 1e-6);
                     moved += fabs(got - plain) > 0.51 * ulp * fabs(plain);
                 }
             }
@@ -257,13 +256,13 @@ START_TEST(test_rows_are_independent)
         struct bp_tensor uk1 = absorb(&f, handle, &qr, BP_MLA_ABSORB_UK, d.c, BP_DT_F32);
         struct bp_tensor uv1 = absorb(&f, handle, &o_part, BP_MLA_ABSORB_UV, d.v, BP_DT_F32);
         struct bp_tensor want = fx_rows(&k, cuts[i], cuts[i + 1]);
-        ck_assert(fx_same_bits(&k1, &want));
+        FX_CHECK(fx_same_bits(&k1, &want));
         want = fx_rows(&v, cuts[i], cuts[i + 1]);
-        ck_assert(fx_same_bits(&v1, &want));
+        FX_CHECK(fx_same_bits(&v1, &want));
         want = fx_rows(&uk, cuts[i], cuts[i + 1]);
-        ck_assert(fx_same_bits(&uk1, &want));
+        FX_CHECK(fx_same_bits(&uk1, &want));
         want = fx_rows(&uv, cuts[i], cuts[i + 1]);
-        ck_assert(fx_same_bits(&uv1, &want));
+        FX_CHECK(fx_same_bits(&uv1, &want));
     }
     for (uint32_t e = 0; e < d.c; ++e) {
         fx_set(&c, 6, e, 0, NAN);
@@ -271,15 +270,15 @@ START_TEST(test_rows_are_independent)
     }
     expand(&f, handle, &c, &k_pe, &d, BP_DT_F32, &k1, &v1);
     struct bp_tensor uv1 = absorb(&f, handle, &o, BP_MLA_ABSORB_UV, d.v, BP_DT_F32);
-    ck_assert(isnan(fx_get(&k1, 6, 0, 0)) && isnan(fx_get(&v1, 6, 0, 0)));
-    ck_assert(isnan(fx_get(&uv1, 6, d.h - 1, d.v - 1)));
+    FX_CHECK(isnan(fx_get(&k1, 6, 0, 0)) && isnan(fx_get(&v1, 6, 0, 0)));
+    FX_CHECK(isnan(fx_get(&uv1, 6, d.h - 1, d.v - 1)));
     for (int64_t t = 0; t < n; ++t) {
         if (t == 6) continue;
         struct bp_tensor got = fx_rows(&k1, t, t + 1), want = fx_rows(&k, t, t + 1);
-        ck_assert(fx_same_bits(&got, &want));
+        FX_CHECK(fx_same_bits(&got, &want));
         got = fx_rows(&uv1, t, t + 1);
         want = fx_rows(&uv, t, t + 1);
-        ck_assert(fx_same_bits(&got, &want));
+        FX_CHECK(fx_same_bits(&got, &want));
     }
     f.common->release(&f.ref, handle);
     fx_close(&f);
@@ -334,13 +333,13 @@ START_TEST(test_joint_and_flat_forms)
     mixed.v_b = x.w.v_b;
     void *split = prepared(&f, &x.w), *one = prepared(&f, &joint);
     void *two = prepared(&f, &flat), *half = prepared(&f, &mixed);
-    ck_assert(same_handles(&f, split, one, &d));
-    ck_assert(same_handles(&f, split, two, &d));
-    ck_assert(same_handles(&f, split, half, &d));
+    FX_CHECK(same_handles(&f, split, one, &d));
+    FX_CHECK(same_handles(&f, split, two, &d));
+    FX_CHECK(same_handles(&f, split, half, &d));
     /* The comparison can fail: another number in one place. */
     ((float *)joint.kv_b.data)[(size_t)(d.p + d.v) * d.c * 2 + 17] += 1.0f;
     void *other = prepared(&f, &joint);
-    ck_assert(!same_handles(&f, split, other, &d));
+    FX_CHECK(!same_handles(&f, split, other, &d));
     f.common->release(&f.ref, split);
     f.common->release(&f.ref, one);
     f.common->release(&f.ref, two);
@@ -377,7 +376,7 @@ START_TEST(test_shards_and_scale)
         struct bp_tensor want = y;
         want.dim[1] = 3;
         want.data = fx_at(&y, 0, 1, 0);
-        ck_assert(fx_same_bits(&y3, &want));
+        FX_CHECK(fx_same_bits(&y3, &want));
         struct bp_tensor nothing = fx_tensor(&f, BP_DT_F32, 3, 0, 0, 0);
         nothing.ndim = 3;
         struct bp_mla_absorb_args a = {.weights = none, .x = nothing, .y = nothing};
@@ -393,7 +392,7 @@ START_TEST(test_shards_and_scale)
     struct bp_tensor y1 = absorb(&f, once, &q, BP_MLA_ABSORB_UK, d.c, BP_DT_F32);
     struct bp_tensor y2 = absorb(&f, twice, &q, BP_MLA_ABSORB_UK, d.c, BP_DT_F32);
     for (uint32_t c = 0; c < d.c; ++c) {
-        ck_assert(fx_get(&y2, 1, 2, c) == 2.0 * fx_get(&y1, 1, 2, c));
+        FX_CHECK(fx_get(&y2, 1, 2, c) == 2.0 * fx_get(&y1, 1, 2, c));
     }
     f.common->release(&f.ref, once);
     f.common->release(&f.ref, twice);
@@ -464,7 +463,7 @@ START_TEST(test_sums_do_not_see_groups)
                 bpi_ref_mla_dots(q, n_q, rows, n_row, n, out[0], 16);
                 for (uint32_t a = 0; a < n_q; ++a) {
                     for (uint32_t b = 0; b < n_row; ++b) {
-                        ck_assert(out[a][b] == bpi_ref_dot_fd(rows[b], q + a * n, n));
+                        FX_CHECK(out[a][b] == bpi_ref_dot_fd(rows[b], q + a * n, n));
                     }
                 }
             }
