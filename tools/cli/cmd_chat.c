@@ -81,6 +81,7 @@ static int32_t answer(struct chat *chat)
     chat->n_held = common;
     term_rearm();
     rc = gen_run(&chat->gen, ids + common, n - common);
+    term_rearm(); /* a Ctrl-C that stopped the answer is used up */
     if (rc == BP_E_LIMIT) { /* refused before anything was computed */
         term_say("%s; /reset starts over", c->err.msg);
         c->err = (struct bp_error)BP_ERROR_INIT;

@@ -88,7 +88,7 @@ static int32_t read_rows(const struct reader *r, uint32_t n, const char *name, u
 
 static int32_t read_hidden(const struct reader *r, uint32_t n, struct golden_prompt *p)
 {
-    uint32_t want = bp_model_n_layer(r->m) + 1, rows;
+    uint32_t want = bp_model_n_layer(r->m) + 1, rows = 0;
     char name[32];
     bool found = true;
     p->hidden = calloc(want, sizeof *p->hidden);

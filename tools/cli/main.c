@@ -149,6 +149,10 @@ static int unknown_command(const char *name, bool json)
 
 static int print_help(int argc, char **argv, bool json)
 {
+    while (argc > 0 && strcmp(argv[0], "--json") == 0) {
+        --argc;
+        ++argv;
+    }
     if (argc == 0) {
         cli_help_all(commands, N_COMMANDS, stdout);
         return flush_output(EXIT_GOOD);
