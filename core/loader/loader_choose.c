@@ -78,6 +78,9 @@ static int32_t ask_plugin(struct walk *w, const struct bp_plugin_desc *desc, str
     struct bp_error why = BP_ERROR_INIT;
     reset_candidate(c, desc->name);
     int32_t rc = bpi_loader_op(w->l, desc->name, w->iface, w->dev, &w->op, &why);
+    if (rc == BP_E_NOMEM) { /* no verdict on the provider: another try may well succeed */
+        return bpi_fail(err, rc, "loader", w->where, "%s: %s", desc->name, why.msg);
+    }
     if (rc == BP_OK) {
         bpi_loader_ask(&w->op, desc->name, w->problem, c);
     } else {
@@ -191,8 +194,10 @@ int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *if
     if (!w.found) {
         struct bpi_buf why = {0};
         format_refusals(&w, w.n, &why);
-        rc = bpi_fail(err, BP_E_CONFIG, "loader", w.where, "no provider of \"%s\" can serve: %s",
-                      list, why.data != NULL ? why.data : "out of memory for the reasons");
+        rc = why.failed ? bpi_fail_nomem(err, "loader", why.cap)
+                        : bpi_fail(err, BP_E_CONFIG, "loader", w.where,
+                                   "no provider of \"%s\" can serve: %s", list,
+                                   why.data != NULL ? why.data : "no provider was asked");
         bpi_buf_free(&why);
         return rc;
     }

@@ -97,9 +97,10 @@ static int32_t device_alloc(void *self, uint32_t mem, uint64_t n_bytes, void **o
                             struct bp_error *err)
 {
     const struct bpi_ref *ref = self;
+    (void)mem; /* both kinds are host memory here */
     void *p = ref->host->mem_alloc(ref->host->ctx, n_bytes, ALIGN);
     if (p == NULL) {
-        return bpi_fail(err, mem == BP_MEM_DEVICE ? BP_E_DEVMEM : BP_E_NOMEM, "ref", "device.alloc",
+        return bpi_fail(err, BP_E_NOMEM, "ref", "device.alloc",
                         "%llu bytes of host memory were asked for, and %llu of %llu are free",
                         (unsigned long long)n_bytes, (unsigned long long)free_memory(),
                         (unsigned long long)ref->device.total_bytes);
