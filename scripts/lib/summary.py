@@ -21,6 +21,16 @@ def reason_of(case):
     return (skipped.get("message") if skipped is not None else "") or "no reason given"
 
 
+def failure_of(case):
+    """The first line that says what went wrong: check's own form, or the word FAIL."""
+    for line in (case.findtext("system-out") or "").splitlines():
+        if any(mark in line for mark in (":F:", ":E:", "ERROR:", "FAIL")):
+            return line.strip()
+    failure = case.find("failure")
+    message = failure.get("message") if failure is not None else ""
+    return message or "see the output above"
+
+
 def read(path, passed, failed, skipped):
     build = os.path.basename(os.path.dirname(path)) or path
     try:
@@ -33,9 +43,7 @@ def read(path, passed, failed, skipped):
         if status == "run":
             passed.append((build, name))
         elif status == "fail":
-            failure = case.find("failure")
-            message = failure.get("message") if failure is not None else ""
-            failed.append((build, name, message or "see the output above"))
+            failed.append((build, name, failure_of(case)))
         elif case.find("skipped") is not None and "SKIP" in (case.find("skipped").get("message") or ""):
             skipped.append((build, name, reason_of(case)))
         elif status == "disabled":
