@@ -56,6 +56,27 @@ static bool value_fits(const struct bp_cfg_key *k, const char *value, struct bpi
     return strcmp(k->type, "string") == 0;
 }
 
+/* Where a key was set: bpi_config_origin knows the keys of the table only. */
+struct origin {
+    const char *section, *key, *text;
+};
+
+static void match_origin(void *ctx, const struct bpi_config_key *row, const char *section,
+                         const char *name, const char *value, const char *text)
+{
+    struct origin *o = ctx;
+    (void)row;
+    (void)value;
+    if (strcmp(section, o->section) == 0 && strcmp(name, o->key) == 0) o->text = text;
+}
+
+static const char *origin_of(const struct bpi_config *config, const char *section, const char *key)
+{
+    struct origin o = {section, key, "config"};
+    bpi_config_each(config, match_origin, &o);
+    return o.text;
+}
+
 static int32_t check_key(const struct bpi_config *config, const struct bp_plugin_desc *desc,
                          const char *key, const char *value, struct bp_error *err)
 {
@@ -71,7 +92,7 @@ static int32_t check_key(const struct bpi_config *config, const struct bp_plugin
         int32_t rc = BP_OK;
         if (!value_fits(k, value, &want)) {
             rc = bpi_fail(err, BP_E_CONFIG, "config", where, "the value \"%s\" (%s) is not %s: %s",
-                          value, bpi_config_origin(config, section, key),
+                          value, origin_of(config, section, key),
                           want.data != NULL ? want.data : k->type, k->doc);
         }
         bpi_buf_free(&want);
@@ -79,7 +100,7 @@ static int32_t check_key(const struct bpi_config *config, const struct bp_plugin
     }
     const char *near = bpi_nearest(key, names, desc->n_cfg);
     return bpi_fail(err, BP_E_CONFIG, "config", where, "plugin %s knows no such key (%s)%s%s%s",
-                    desc->name, bpi_config_origin(config, section, key),
+                    desc->name, origin_of(config, section, key),
                     near != NULL ? "; did you mean \"" : "", near != NULL ? near : "",
                     near != NULL ? "\"?" : "");
 }
