@@ -22,7 +22,8 @@ static uint64_t walk_raw(const struct bpi_model *m, uint32_t role, uint32_t laye
     uint64_t sum = 0;
     for (uint32_t rank = 0; rank < 3; ++rank) {
         if (!bpi_model_raw(m, role, layer, rank, 3, &r)) return 0;
-        for (uint32_t d = 0; d < 4; ++d) require(0 <= r.begin[d] && r.begin[d] <= r.end[d] && r.end[d] <= r.ne[d]);
+        for (uint32_t d = 0; d < 4; ++d)
+            require(0 <= r.begin[d] && r.begin[d] <= r.end[d] && r.end[d] <= r.ne[d]);
     }
     const unsigned char *bytes = r.data;
     for (uint64_t i = 0; i < r.n_bytes; i += 512) sum += bytes[i];
@@ -33,13 +34,17 @@ static void walk_model(const struct bpi_model *m)
 {
     const struct bpi_hparams *hp = bpi_model_hparams(m);
     volatile uint64_t sum = 0;
-    require(hp->n_layer > 0 && hp->n_layer <= BPI_MODEL_MAX_LAYERS && hp->n_head > 0 && hp->n_head <= BPI_MODEL_MAX_HEADS);
+    require(hp->n_layer > 0 && hp->n_layer <= BPI_MODEL_MAX_LAYERS && hp->n_head > 0 &&
+            hp->n_head <= BPI_MODEL_MAX_HEADS);
     require(hp->n_embd > 0 && hp->n_vocab > 0 && hp->kv_lora > 0 && hp->nope > 0 && hp->v_dim > 0);
     require(hp->rope > 0 && hp->rope % 2 == 0 && hp->n_dense <= hp->n_layer && hp->n_group > 0);
-    require(isfinite(hp->attn_scale) && hp->attn_scale > 0 && isfinite(hp->rope_mag) && hp->rope_mag > 0);
-    require(hp->n_dense == hp->n_layer || (hp->n_expert > 0 && hp->n_expert_used > 0 && hp->n_ff_exp > 0 &&
-                                           hp->n_expert_used <= hp->n_expert && hp->n_expert % hp->n_group == 0));
-    require(!hp->sparse || (hp->top_k > 0 && hp->index_dim >= hp->rope && hp->n_index_head > 0 && bpi_model_index_full(m, 0)));
+    require(isfinite(hp->attn_scale) && hp->attn_scale > 0 && isfinite(hp->rope_mag) &&
+            hp->rope_mag > 0);
+    require(hp->n_dense == hp->n_layer ||
+            (hp->n_expert > 0 && hp->n_expert_used > 0 && hp->n_ff_exp > 0 &&
+             hp->n_expert_used <= hp->n_expert && hp->n_expert % hp->n_group == 0));
+    require(!hp->sparse || (hp->top_k > 0 && hp->index_dim >= hp->rope && hp->n_index_head > 0 &&
+                            bpi_model_index_full(m, 0)));
     for (uint32_t layer = 0; layer < hp->n_layer; ++layer) {
         for (uint32_t role = 0; role < BPI_W_COUNT; ++role) {
             size_t n;
@@ -72,7 +77,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bpi_error_clear(&err);
     struct bpi_model *m = NULL;
     rc = bpi_model_open(g, NULL, &m, &err);
-    require(rc == err.code && (rc == BP_OK) == (m != NULL) && (rc == BP_OK) == (err.msg[0] == '\0'));
+    require(rc == err.code && (rc == BP_OK) == (m != NULL) &&
+            (rc == BP_OK) == (err.msg[0] == '\0'));
     if (m != NULL)
         walk_model(m);
     else
