@@ -11,11 +11,11 @@
 
 /* What the format says about a tensor type. */
 struct bpi_block_info {
-    const char *name;      /* "Q4_K"; upper case as in GGUF tools */
-    uint32_t type;         /* enum bp_gguf_type */
-    uint32_t block_elems;  /* elements per block, a row is a whole number of blocks */
+    const char *name;     /* "Q4_K"; upper case as in GGUF tools */
+    uint32_t type;        /* enum bp_gguf_type */
+    uint32_t block_elems; /* elements per block, a row is a whole number of blocks */
     uint32_t block_bytes;
-    bool can_decode;       /* bpi_block_decode works */
+    bool can_decode; /* bpi_block_decode works */
 };
 
 /* NULL for numbers that are unknown, removed or out of range. */

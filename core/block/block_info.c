@@ -26,14 +26,23 @@
     X(Q5_K,   bpi_block_decode_q5_k) \
     X(Q6_K,   bpi_block_decode_q6_k) \
     X(IQ4_NL, bpi_block_decode_iq4_nl) \
-    X(IQ4_XS, bpi_block_decode_iq4_xs)
+    X(IQ4_XS, bpi_block_decode_iq4_xs) \
+    X(IQ2_XXS, bpi_block_decode_iq2_xxs) \
+    X(IQ2_XS, bpi_block_decode_iq2_xs) \
+    X(IQ2_S,  bpi_block_decode_iq2_s) \
+    X(IQ3_XXS, bpi_block_decode_iq3_xxs) \
+    X(IQ3_S,  bpi_block_decode_iq3_s) \
+    X(IQ1_S,  bpi_block_decode_iq1_s) \
+    X(IQ1_M,  bpi_block_decode_iq1_m) \
+    X(MXFP4,  bpi_block_decode_mxfp4) \
+    X(NVFP4,  bpi_block_decode_nvfp4) \
+    X(TQ1_0,  bpi_block_decode_tq1_0) \
+    X(TQ2_0,  bpi_block_decode_tq2_0) \
+    X(Q1_0,   bpi_block_decode_q1_0) \
+    X(Q2_0,   bpi_block_decode_q2_0)
 
-/* X(NAME): types whose sizes are known but whose contents are not read: activation formats, integers, and formats
- * that have no decoder. */
-#define LISTED_MAP(X)                                                      \
-    X(Q8_1) X(Q8_K) X(IQ2_XXS) X(IQ2_XS) X(IQ3_XXS) X(IQ1_S) X(IQ3_S)      \
-    X(IQ2_S) X(I8) X(I16) X(I32) X(I64) X(IQ1_M) X(TQ1_0) X(TQ2_0)         \
-    X(MXFP4) X(NVFP4) X(Q1_0) X(Q2_0)
+/* X(NAME): types whose sizes are known but whose contents are not read: activation formats and integers. */
+#define LISTED_MAP(X) X(Q8_1) X(Q8_K) X(I8) X(I16) X(I32) X(I64)
 
 enum {
 #define SIZES(name, elems, bytes) ELEMS_##name = elems, BYTES_##name = bytes,

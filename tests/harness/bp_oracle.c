@@ -93,19 +93,47 @@ void bp_oracle_put(void *p, uint32_t dtype, int64_t i, double v)
 
 /* ---- weights ---- */
 
-/* Where a block keeps its F16 scales, and what a scale of 1 makes of the largest quant. */
+/* Where a block keeps its scales, and what a scale of 1 makes of the largest quant. */
 static const struct {
     uint32_t type;
     int n_scales, at[2];
     double span;
 } scales_of[] = {
-    {BP_GGUF_Q4_0, 1, {0, 0}, 8.0},     {BP_GGUF_Q4_1, 2, {0, 2}, 15.0},
-    {BP_GGUF_Q5_0, 1, {0, 0}, 16.0},    {BP_GGUF_Q5_1, 2, {0, 2}, 31.0},
-    {BP_GGUF_Q8_0, 1, {0, 0}, 127.0},   {BP_GGUF_Q2_K, 2, {80, 82}, 45.0},
-    {BP_GGUF_Q3_K, 1, {108, 0}, 128.0}, {BP_GGUF_Q4_K, 2, {0, 2}, 945.0},
-    {BP_GGUF_Q5_K, 2, {0, 2}, 1953.0},  {BP_GGUF_Q6_K, 1, {208, 0}, 4064.0},
-    {BP_GGUF_IQ4_NL, 1, {0, 0}, 127.0}, {BP_GGUF_IQ4_XS, 1, {0, 0}, 4064.0},
+    {BP_GGUF_Q4_0, 1, {0, 0}, 8.0},      {BP_GGUF_Q4_1, 2, {0, 2}, 15.0},
+    {BP_GGUF_Q5_0, 1, {0, 0}, 16.0},     {BP_GGUF_Q5_1, 2, {0, 2}, 31.0},
+    {BP_GGUF_Q8_0, 1, {0, 0}, 127.0},    {BP_GGUF_Q2_K, 2, {80, 82}, 45.0},
+    {BP_GGUF_Q3_K, 1, {108, 0}, 128.0},  {BP_GGUF_Q4_K, 2, {0, 2}, 945.0},
+    {BP_GGUF_Q5_K, 2, {0, 2}, 1953.0},   {BP_GGUF_Q6_K, 1, {208, 0}, 4064.0},
+    {BP_GGUF_IQ4_NL, 1, {0, 0}, 127.0},  {BP_GGUF_IQ4_XS, 1, {0, 0}, 4064.0},
+    {BP_GGUF_IQ2_XXS, 1, {0, 0}, 167.0}, {BP_GGUF_IQ2_XS, 1, {0, 0}, 167.0},
+    {BP_GGUF_IQ2_S, 1, {0, 0}, 167.0},   {BP_GGUF_IQ3_XXS, 1, {0, 0}, 481.0},
+    {BP_GGUF_IQ3_S, 1, {0, 0}, 465.0},   {BP_GGUF_IQ1_S, 1, {0, 0}, 17.0},
+    {BP_GGUF_IQ1_M, 1, {48, 0}, 17.0},   {BP_GGUF_TQ1_0, 1, {52, 0}, 1.0},
+    {BP_GGUF_TQ2_0, 1, {64, 0}, 2.0},    {BP_GGUF_Q1_0, 1, {0, 0}, 1.0},
+    {BP_GGUF_Q2_0, 1, {0, 0}, 2.0},      {BP_GGUF_MXFP4, 1, {0, 0}, 12.0},
+    {BP_GGUF_NVFP4, 1, {0, 0}, 12.0},
 };
+
+/* Scales that are no F16 in one place: the power of two below |v| as an exponent byte, four times the same as E4M3,
+ * and an F16 whose nibbles lie in the tops of four words. */
+static void put_scale(uint32_t type, unsigned char *p, double v)
+{
+    unsigned char half[2];
+    int e = ilogb(v);
+    bp_oracle_put(half, BP_DT_F16, 0, v);
+    if (type == BP_GGUF_MXFP4) {
+        p[0] = (unsigned char)(e < -128 ? 0 : e > 126 ? 254 : e + 128);
+    } else if (type == BP_GGUF_NVFP4) {
+        for (int i = 0; i < 4; ++i)
+            p[i] = (unsigned char)((e < -8 ? 0 : e > 6 ? 14 : e + 8) << 3 | (p[i] & 7));
+    } else if (type == BP_GGUF_IQ1_M) {
+        for (int i = 0; i < 4; ++i)
+            p[1 + 2 * i] =
+                (unsigned char)((p[1 + 2 * i] & 15) | (half[i / 2] >> (4 * (i % 2)) & 15) << 4);
+    } else {
+        memcpy(p, half, sizeof half);
+    }
+}
 
 static void fill_float(struct bp_oracle_weight *w, struct bpi_rng *rng, double size)
 {
@@ -134,7 +162,7 @@ static void fill_blocks(struct bp_oracle_weight *w, struct bpi_rng *rng, uint64_
                 double v = size * (0.5 + bpi_rng_f64(rng)) / scales_of[t].span;
                 /* The second scale is a minimum: its sign differs between formats, so both signs are tried. */
                 if (bpi_rng_below(rng, 2) == 1) v = -v;
-                bp_oracle_put(w->bytes + b + scales_of[t].at[s], BP_DT_F16, 0, v);
+                put_scale(w->type, w->bytes + b + scales_of[t].at[s], v);
             }
         }
         return;

@@ -30,7 +30,10 @@ START_TEST(random_blocks)
     ck_assert_int_eq(bpi_block_decode(info->type, src, n, x), BP_OK);
     save("blocks.bin", src, n_bytes);
     save("floats.bin", x, n * sizeof *x);
-    ck_assert_int_eq(python_check("decode %u blocks.bin floats.bin", info->type), 0);
+    int rc = python_check("decode %u blocks.bin floats.bin", info->type);
+    /* The package's releases so far know no one- and two-bit types; whatever else it lacks would be a surprise. */
+    bool may_lack = info->type == BP_GGUF_Q1_0 || info->type == BP_GGUF_Q2_0;
+    ck_assert_msg(rc == 0 || (rc == 77 && may_lack), "%s: exit status %d", info->name, rc);
     free(x);
     free(src);
 }

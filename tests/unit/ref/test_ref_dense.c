@@ -596,7 +596,7 @@ START_TEST(verdicts_name_what_is_wrong)
     ck_assert(rig_refuses(&b.op, &p, BP_R_SHAPE, "width"));
     p = good;
     p.op = BP_DENSE_OP_EMBED;
-    p.type = BP_GGUF_IQ1_M;
+    p.type = BP_GGUF_Q8_K;
     ck_assert(rig_refuses(&b.op, &p, BP_R_QUANT, "type"));
     p = good;
     p.op = BP_DENSE_OP_TOPK;

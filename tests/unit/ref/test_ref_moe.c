@@ -533,7 +533,7 @@ START_TEST(bad_layers_are_refused)
         if (k == 3) w.down.end[0] = 16;
         if (k == 4) w.gate.end[1] = 16;
         if (k == 5) w.shared_gate.end[1] = 32;
-        if (k == 6) w.down.type = BP_GGUF_IQ2_XXS;
+        if (k == 6) w.down.type = BP_GGUF_Q8_K;
         if (k == 7) w.shared_down.n_bytes -= 1;
         if (k == 8) w = (struct bp_moe_weights){.h = y.raw.h};
         int32_t rc = b.ops->prepare(b.op.self, &w, &handle, NULL, &err);
@@ -566,7 +566,7 @@ START_TEST(verdicts_calls_and_ports)
     layer_prepare(&b, &y);
     const struct bp_moe_problem good = problem_of(&shapes[2], 4, BP_DT_F32);
     struct bp_moe_problem p = good;
-    p.type_up = BP_GGUF_IQ3_S;
+    p.type_up = BP_GGUF_Q8_K;
     ck_assert(rig_refuses(&b.op, &p, BP_R_QUANT, "type_up"));
     p = good;
     p.type_shared_down = 77;

@@ -405,7 +405,7 @@ START_TEST(bad_weights_are_refused_with_a_sentence)
         struct bp_error err = BP_ERROR_INIT;
         void *handle = &raw;
         int32_t want = BP_E_ARG;
-        if (k == 0) raw.type = BP_GGUF_IQ1_S;
+        if (k == 0) raw.type = BP_GGUF_Q8_K;
         if (k == 1) raw.type = 12345;
         if (k <= 1) want = BP_DECLINED;
         if (k == 2) raw.n_bytes -= 1;
@@ -515,7 +515,7 @@ START_TEST(verdicts_name_what_is_wrong)
     w[1].cols = 512;
     ck_assert(rig_refuses(&op, &good, BP_R_SHAPE, "w.cols"));
     w[1].cols = 256;
-    w[1].type = BP_GGUF_IQ2_XXS;
+    w[1].type = BP_GGUF_Q8_K;
     ck_assert(rig_refuses(&op, &good, BP_R_QUANT, "w.type"));
     w[1].type = BP_GGUF_Q6_K;
     const struct bp_ext ext = {.size = sizeof ext, .flags = BP_EXT_CRITICAL, .id = 1};
