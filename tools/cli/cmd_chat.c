@@ -51,14 +51,11 @@ static int32_t start_over(struct chat *chat)
     return bp_seq_reset(chat->c->session, 0, &chat->c->err);
 }
 
-/* Notes what the sequence holds: the first seq_len of prompt and generated tokens. */
+/* Notes what the sequence holds: the first seq_len of prompt and generated tokens. Right after an interrupted step too,
+ * because such a step leaves its sequence as it was. */
 static int32_t note_held(struct chat *chat, const int32_t *ids, size_t n_ids)
 {
     struct cli *c = chat->c;
-    if (chat->gen.cut) {
-        BP_TRY(bp_seq_reset(c->session, 0, &c->err));
-        chat->gen.cut = false;
-    }
     size_t n = bp_seq_len(c->session, 0);
     int32_t *held = realloc(chat->held, (n + 1) * sizeof *held);
     if (held == NULL) return cli_fail(&c->err, BP_E_NOMEM, "chat", "out of memory");
@@ -81,7 +78,7 @@ static int32_t answer(struct chat *chat)
     chat->n_held = common;
     term_rearm();
     rc = gen_run(&chat->gen, ids + common, n - common);
-    term_rearm(); /* a Ctrl-C that stopped the answer is used up */
+    term_rearm();           /* a Ctrl-C that stopped the answer is used up */
     if (rc == BP_E_LIMIT) { /* refused before anything was computed */
         term_say("%s; /reset starts over", c->err.msg);
         c->err = (struct bp_error)BP_ERROR_INIT;

@@ -121,7 +121,6 @@ int32_t gen_run(struct gen *g, const int32_t *prompt, size_t n_prompt)
     /* A step that Ctrl-C cut short is the stop that was asked for. */
     if (rc == BP_E_ABORTED && term_stopped()) {
         c->err = (struct bp_error)BP_ERROR_INIT;
-        g->cut = true;
         rc = BP_OK;
     }
     return rc;

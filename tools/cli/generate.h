@@ -17,7 +17,6 @@ struct gen {
     struct bp_generate_result result;
     struct term_progress bar;
     bool nomem;
-    bool cut;                       /* Ctrl-C cut a step short: the sequence must be reset before it is used again */
 };
 
 /* Needs an open model and configuration. */
