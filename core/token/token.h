@@ -22,10 +22,15 @@ enum bpi_token_kind { /* tokenizer.ggml.token_type */
 
 /* Builds a tokenizer from the tokenizer.* keys. Errors: BP_E_FORMAT (missing or malformed keys, duplicate tokens,
  * ids outside the vocabulary, types shorter than tokens), BP_E_UNSUPPORTED (model other than gpt2, unknown pre: the
- * message lists what is known), BP_E_LIMIT (an entry above 64 KiB, a special one above 1 KiB), BP_E_NOMEM. Linear in
- * the file's size. The file may be closed afterwards. */
+ * message lists what is known; a missing one means "default", with a note), BP_E_LIMIT (an entry above 64 KiB, a special
+ * one above 1 KiB), BP_E_NOMEM. Linear in the file's size, but for sorting the entries of a file that leaves out its
+ * merges. The file may be closed afterwards. */
 int32_t bpi_token_open(const struct bpi_gguf *g, struct bpi_token **out, struct bp_error *err);
 void bpi_token_close(struct bpi_token *t); /* accepts NULL */
+
+/* What a user should know about this tokenizer: the i-th note, a key of the file and a sentence about what it lacks and
+ * what was done instead. False past the last one. */
+bool bpi_token_note(const struct bpi_token *t, uint32_t i, const char **out_key, const char **out_text);
 
 uint32_t bpi_token_count(const struct bpi_token *t);
 const char *bpi_token_pre(const struct bpi_token *t);
@@ -47,6 +52,7 @@ enum {
 struct bpi_ids {
     int32_t *ids;
     size_t n, cap;
+    bool own_bos; /* of the last bpi_tokenize: the text begins with BOS itself, so none was added */
 };
 /* Appends the ids of text[0..n) to *out. Errors: BP_E_NOMEM, BP_E_LIMIT (n above 2^30). Time O(n log n). */
 int32_t bpi_tokenize(const struct bpi_token *t, const char *text, size_t n, uint32_t flags, struct bpi_ids *out,
@@ -81,7 +87,8 @@ struct bpi_chat_msg {
     size_t n_content;
 };
 /* Ids of a conversation in the model's own format: markers become special ids, contents never do. add_generation
- * appends the header after which the model answers. The family is recognised from tokenizer.chat_template.
+ * appends the header after which the model answers. The family is recognised from tokenizer.chat_template. Where that
+ * gives a system message to chats that begin with none (Kimi-K2), so does this.
  * Errors: BP_E_UNSUPPORTED (no template, or none that is known: the message says what to do), BP_E_ARG (unknown
  * role), BP_E_FORMAT (the vocabulary lacks a marker), BP_E_LIMIT (a content above 2^30 bytes), BP_E_NOMEM. */
 int32_t bpi_chat_format(const struct bpi_token *t, const struct bpi_chat_msg *msgs, size_t n, bool add_generation,

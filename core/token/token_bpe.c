@@ -148,7 +148,7 @@ static int32_t encode_word(void *ctx, const char *piece, size_t n)
     struct work *w = ctx;
     const unsigned char *word = (const unsigned char *)piece;
     if (n == 1) return bpi_ids_push(w->out, (int32_t)w->t->byte_id[word[0]]);
-    if (w->t->pre->ignore_merges) {
+    if (w->t->whole_words) {
         int32_t id;
         BP_TRY(whole_word(w, word, n, &id));
         if (id != BPI_TOKEN_NONE) return bpi_ids_push(w->out, id);
@@ -212,6 +212,7 @@ int32_t bpi_tokenize(const struct bpi_token *t, const char *text, size_t n, uint
 {
     size_t before = out->n;
     bool bos = (flags & BPI_TOKENIZE_BOS) != 0 && t->add_bos;
+    out->own_bos = false;
     if (bos && bpi_ids_push(out, t->bos) != BP_OK) {
         return bpi_fail_nomem(err, BPI_TOKEN_DOMAIN, sizeof(int32_t));
     }
@@ -224,6 +225,7 @@ int32_t bpi_tokenize(const struct bpi_token *t, const char *text, size_t n, uint
     if (bos && out->n > before + 1 && out->ids[before + 1] == t->bos &&
         (t->attr[t->bos] & BPI_ATTR_SPECIAL) != 0) {
         memmove(&out->ids[before], &out->ids[before + 1], (--out->n - before) * sizeof(int32_t));
+        out->own_bos = true;
     }
     return BP_OK;
 }

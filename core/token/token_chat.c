@@ -4,7 +4,8 @@
  * with the content they touch, as the whole rendered text would be.
  * Not here: Jinja, tools, thinking switches: <think></think> that some templates add around answers is left out.
  * Threads: pure on an open tokenizer.
- * Source: the chat_template of GLM-4.5 to GLM-5 (zai-org), DeepSeek-V2, V3 and R1 (deepseek-ai).
+ * Source: the chat_template of GLM-4.5 to GLM-5 (zai-org), DeepSeek-V2, V3 and R1 (deepseek-ai), Kimi-K2 and
+ * Moonlight (moonshotai).
  * SPDX-License-Identifier: MIT */
 #include "token/token_priv.h"
 
@@ -34,6 +35,8 @@ struct bpi_chat_family {
     } role[N_ROLES];
     const char *generation[MAX_PARTS]; /* after which the model answers */
     bool system_first; /* all system messages, joined by an empty line, stand at the beginning */
+    /* Between these two texts the template may spell out the system message of chats that do not begin with one. */
+    const char *default_system[2];
 };
 
 /* The first that fits is taken. */
@@ -63,21 +66,37 @@ static const struct bpi_chat_family families[] = {
               [ROLE_USER] = {.before = {"User: "}, .after = {"\n\n"}},
               [ROLE_ASSISTANT] = {.before = {"Assistant: "}, .after = {EOS}}},
      .generation = {"Assistant:"}},
+    {.name = "kimi",
+     .needs = {"<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"},
+     .role = {[ROLE_SYSTEM] = {.before = {TOKEN "<|im_system|>", "system", TOKEN "<|im_middle|>"},
+                               .after = {TOKEN "<|im_end|>"}},
+              [ROLE_USER] = {.before = {TOKEN "<|im_user|>", "user", TOKEN "<|im_middle|>"},
+                             .after = {TOKEN "<|im_end|>"}},
+              [ROLE_ASSISTANT] = {.before = {TOKEN "<|im_assistant|>", "assistant",
+                                             TOKEN "<|im_middle|>"},
+                                  .after = {TOKEN "<|im_end|>"}}},
+     .generation = {TOKEN "<|im_assistant|>", "assistant", TOKEN "<|im_middle|>"},
+     .default_system = {"<|im_system|>system<|im_middle|>", "<|im_end|>"}},
 };
 
 /* ---- recognising ---- */
 
-static bool contains(const char *text, size_t n, const char *what)
+/* The first place of `what`, or NULL. */
+static const char *find(const char *text, size_t n, const char *what)
 {
     size_t len = strlen(what);
     while (n >= len) {
         const char *p = memchr(text, what[0], n - len + 1);
-        if (p == NULL) return false;
-        if (memcmp(p, what, len) == 0) return true;
+        if (p == NULL || memcmp(p, what, len) == 0) return p;
         n -= (size_t)(p + 1 - text);
         text = p + 1;
     }
-    return false;
+    return NULL;
+}
+
+static bool contains(const char *text, size_t n, const char *what)
+{
+    return find(text, n, what) != NULL;
 }
 
 static bool contains_any(const char *text, size_t n, const char *const *what, size_t n_what)
@@ -96,14 +115,41 @@ static bool is_family(const struct bpi_chat_family *f, const char *text, size_t 
     return f->one_of[0] == NULL || contains_any(text, n, f->one_of, BPI_ARRAY_LEN(f->one_of));
 }
 
-void bpi_chat_recognise(struct bpi_token *t, const char *text, size_t n)
+/* What stands between the two texts at their first place where it is plain text: no end of a string, no piece of the
+ * template's own language, which only a rendered template could tell. */
+static struct bpi_span find_default_system(const struct bpi_chat_family *f, const char *text,
+                                           size_t n)
 {
-    for (size_t i = 0; i < BPI_ARRAY_LEN(families) && t->chat == NULL; ++i) {
+    static const char language[] = "{}'\"\\<\n\r";
+    const char *begin = f->default_system[0], *end = f->default_system[1];
+    const char *stop = text + n;
+    while (begin != NULL && (text = find(text, (size_t)(stop - text), begin)) != NULL) {
+        text += strlen(begin);
+        size_t len = 0, left = (size_t)(stop - text);
+        while (len < left && text[len] != '\0' && strchr(language, text[len]) == NULL) ++len;
+        if (len > 0 && left - len >= strlen(end) && memcmp(text + len, end, strlen(end)) == 0) {
+            return (struct bpi_span){text, len};
+        }
+        text += len;
+    }
+    return (struct bpi_span){0};
+}
+
+int32_t bpi_chat_recognise(struct bpi_token *t, const char *text, size_t n)
+{
+    for (size_t i = 0; i < BPI_ARRAY_LEN(families); ++i) {
         const struct bpi_chat_family *f = &families[i];
         if (!is_family(f, text, n)) continue;
         t->chat = f;
         t->chat_newline = contains_any(text, n, f->newline, BPI_ARRAY_LEN(f->newline));
+        struct bpi_span system = find_default_system(f, text, n);
+        if (system.n == 0) return BP_OK;
+        t->chat_system.data = bpi_arena_strndup(&t->strings.arena, system.data, (size_t)system.n);
+        if (t->chat_system.data == NULL) return BP_E_NOMEM;
+        t->chat_system.n = system.n;
+        return BP_OK;
     }
+    return BP_OK;
 }
 
 const char *bpi_chat_family(const struct bpi_token *t)
@@ -188,12 +234,22 @@ static void write_system_first(struct writer *w, const struct bpi_chat_msg *msgs
     }
 }
 
+static int32_t write_message(struct writer *w, int role, const char *content, size_t n)
+{
+    BP_TRY(write_parts(w, w->t->chat->role[role].before));
+    bpi_buf_append(&w->text, content, n);
+    return write_parts(w, w->t->chat->role[role].after);
+}
+
 static int32_t write_messages(struct writer *w, const struct bpi_chat_msg *msgs, size_t n,
                               bool add_generation)
 {
     const struct bpi_chat_family *f = w->t->chat;
     BP_TRY(write_parts(w, f->begin));
     if (f->system_first) write_system_first(w, msgs, n);
+    if (w->t->chat_system.n > 0 && (n == 0 || find_role(msgs[0].role) != ROLE_SYSTEM)) {
+        BP_TRY(write_message(w, ROLE_SYSTEM, w->t->chat_system.data, (size_t)w->t->chat_system.n));
+    }
     for (size_t i = 0; i < n; ++i) {
         int role = find_role(msgs[i].role);
         if (role < 0) {
@@ -203,9 +259,7 @@ static int32_t write_messages(struct writer *w, const struct bpi_chat_msg *msgs,
                 msgs[i].role != NULL ? msgs[i].role : "(none)");
         }
         if (role == ROLE_SYSTEM && f->system_first) continue;
-        BP_TRY(write_parts(w, f->role[role].before));
-        bpi_buf_append(&w->text, msgs[i].content, msgs[i].n_content);
-        BP_TRY(write_parts(w, f->role[role].after));
+        BP_TRY(write_message(w, role, msgs[i].content, msgs[i].n_content));
     }
     if (add_generation) BP_TRY(write_parts(w, f->generation));
     return flush_text(w);
@@ -220,7 +274,7 @@ int32_t bpi_chat_format(const struct bpi_token *t, const struct bpi_chat_msg *ms
             "%s; give the text as a plain prompt, without --chat",
             t->has_template
                 ? "the file's chat template is none of the known formats (GLM, DeepSeek-V2, "
-                  "DeepSeek-V3)"
+                  "DeepSeek-V3, Kimi-K2)"
                 : "the file has no chat template, so it may not be a chat model");
     }
     size_t before = out->n;

@@ -1,97 +1,28 @@
-/* token_pretok.c - pre-tokenizer regexes as hand-written matchers over code points.
+/* token_pretok.c - pre-tokenizer regexes as hand-written matchers over code points; the table of splitters.
  * A matcher gives exactly the match that its regex has at one place: the first alternative that fits wins, not the
- * longest. Every regex backtracks at most by one character here, and no text is looked at more than a few times, so
- * splitting is linear even for a megabyte of spaces.
+ * longest. Where a regex would backtrack, the matcher knows in advance how far, and no text is looked at more than a
+ * few times, so splitting is linear even for a megabyte of spaces.
  * A byte that is not valid UTF-8 counts as one U+FFFD (a symbol) and stays in the text as it is.
- * Not here: BPE, special tokens. Threads: pure functions.
+ * Not here: the stages of DeepSeek (token_pretok_deepseek.c), BPE, special tokens. Threads: pure functions.
  * Source: the pre_tokenizer sections of the models' tokenizer.json files. SPDX-License-Identifier: MIT */
-#include "token/token_pretok.h"
-#include "base/base.h"
 #include "token/token.h"
-#include "token/token_unicode.h"
+#include "token/token_pretok_parts.h"
 
 #include <string.h>
-
-struct cp {
-    uint32_t c;
-    uint32_t flags;
-    size_t end; /* byte after it; equal to its place at the end of the piece */
-};
-
-static struct cp cp_at(const struct bpi_piece *t, size_t at)
-{
-    struct cp r = {0, 0, at};
-    if (at >= t->n) return r;
-    if (t->p[at] < 0x80) {
-        r.c = t->p[at];
-        r.end = at + 1;
-    } else {
-        bool ok;
-        r.end = at + bpi_utf8_decode(t->p + at, t->n - at, &r.c, &ok);
-    }
-    r.flags = bpi_unicode_flags(r.c);
-    return r;
-}
-
-static bool is_newline(uint32_t c)
-{
-    return c == '\r' || c == '\n';
-}
-
-/* ---- parts that the regexes share. `at` is returned where nothing matches ---- */
-
-/* [flags]* */
-static size_t run_of(const struct bpi_piece *t, size_t at, uint32_t flags)
-{
-    for (struct cp c = cp_at(t, at); (c.flags & flags) != 0; c = cp_at(t, at)) at = c.end;
-    return at;
-}
 
 /* [^flags]* */
 static size_t run_not_of(const struct bpi_piece *t, size_t at, uint32_t flags)
 {
-    for (struct cp c = cp_at(t, at); c.end > at && (c.flags & flags) == 0; c = cp_at(t, at)) {
+    for (struct bpi_cp c = bpi_cp_at(t, at); c.end > at && (c.flags & flags) == 0;
+         c = bpi_cp_at(t, at)) {
         at = c.end;
     }
     return at;
-}
-
-/* [\r\n]* */
-static size_t run_of_newlines(const struct bpi_piece *t, size_t at)
-{
-    while (at < t->n && is_newline(t->p[at])) ++at;
-    return at;
-}
-
-/* \p{N}{1,max} */
-static size_t digits(const struct bpi_piece *t, size_t at, int max)
-{
-    for (int i = 0; i < max; ++i) {
-        struct cp c = cp_at(t, at);
-        if ((c.flags & BPI_UC_N) == 0) break;
-        at = c.end;
-    }
-    return at;
-}
-
-/* \s*[\r\n]+|\s+(?!\S)|\s+ and without `newlines` \s+(?!\S)|\s+
- * The first alternative ends behind the last newline of the run. The second takes the whole run at the end of the
- * piece, else all but its last character, which then sticks to the word behind it. */
-static size_t spaces(const struct bpi_piece *t, size_t at, bool newlines)
-{
-    size_t end = at, last = at, behind_newline = at;
-    for (struct cp c = cp_at(t, at); (c.flags & BPI_UC_SPACE) != 0; c = cp_at(t, end)) {
-        last = end;
-        end = c.end;
-        if (is_newline(c.c)) behind_newline = end;
-    }
-    if (newlines && behind_newline > at) return behind_newline;
-    return end < t->n && last > at ? last : end;
 }
 
 /* One letter of a contraction. Ignoring case means Unicode case folding, and U+017F (long s) folds to s; no other
  * character beyond ASCII folds to a letter of these endings. */
-static bool is_letter(struct cp c, char want, bool any_case)
+static bool is_letter(struct bpi_cp c, char want, bool any_case)
 {
     if (c.c == (uint32_t)(unsigned char)want) return true;
     if (!any_case) return false;
@@ -103,7 +34,7 @@ static size_t contraction(const struct bpi_piece *t, size_t at, bool any_case)
 {
     static const char endings[][3] = {"s", "t", "re", "ve", "m", "ll", "d"};
     if (at >= t->n || t->p[at] != '\'') return at;
-    struct cp first = cp_at(t, at + 1), second = cp_at(t, first.end);
+    struct bpi_cp first = bpi_cp_at(t, at + 1), second = bpi_cp_at(t, first.end);
     for (size_t i = 0; i < BPI_ARRAY_LEN(endings); ++i) {
         if (!is_letter(first, endings[i][0], any_case)) continue;
         if (endings[i][1] == '\0') return first.end;
@@ -127,12 +58,12 @@ static size_t match_gpt2(const struct bpi_piece *t, size_t at)
     size_t end = contraction(t, at, false);
     if (end > at) return end;
     size_t start = t->p[at] == ' ' ? at + 1 : at;
-    end = run_of(t, start, BPI_UC_L);
+    end = bpi_run_of(t, start, BPI_UC_L);
     if (end > start) return end;
-    end = run_of(t, start, BPI_UC_N);
+    end = bpi_run_of(t, start, BPI_UC_N);
     if (end > start) return end;
     end = marks_and_symbols(t, at);
-    return end > at ? end : spaces(t, at, false);
+    return end > at ? end : bpi_spaces(t, at, false);
 }
 
 /* ---- llama-bpe, glm4, chatglm-bpe (digits in threes) and qwen2 (single digits):
@@ -143,17 +74,17 @@ static size_t match_llama(const struct bpi_piece *t, size_t at, int max_digits)
 {
     size_t end = contraction(t, at, true);
     if (end > at) return end;
-    struct cp c = cp_at(t, at);
+    struct bpi_cp c = bpi_cp_at(t, at);
     /* A letter cannot be the optional character, so either it starts the run or the next one does. */
-    if ((c.flags & BPI_UC_L) != 0) return run_of(t, c.end, BPI_UC_L);
-    if (!is_newline(c.c) && (c.flags & BPI_UC_N) == 0) {
-        end = run_of(t, c.end, BPI_UC_L);
+    if ((c.flags & BPI_UC_L) != 0) return bpi_run_of(t, c.end, BPI_UC_L);
+    if (!bpi_is_newline(c.c) && (c.flags & BPI_UC_N) == 0) {
+        end = bpi_run_of(t, c.end, BPI_UC_L);
         if (end > c.end) return end;
     }
-    end = digits(t, at, max_digits);
+    end = bpi_digits(t, at, max_digits);
     if (end > at) return end;
     end = marks_and_symbols(t, at);
-    return end > at ? run_of_newlines(t, end) : spaces(t, at, true);
+    return end > at ? bpi_run_of_newlines(t, end) : bpi_spaces(t, at, true);
 }
 
 static size_t match_llama_bpe(const struct bpi_piece *t, size_t at)
@@ -166,55 +97,95 @@ static size_t match_qwen2(const struct bpi_piece *t, size_t at)
     return match_llama(t, at, 1);
 }
 
-/* ---- deepseek-v3, three regexes one after the other ---- */
+/* ---- kimi-k2:
+ * [\p{Han}]+|P?U*L+contraction?|P?U+L*contraction?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+ * with P = [^\r\n\p{L}\p{N}], U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] and L = [\p{Ll}\p{Lm}\p{Lo}\p{M}], both without Han,
+ * and contractions in any case. This is the regex of the model's own tokenizer; llama.cpp cuts otherwise. ---- */
 
-/* \p{N}{1,3} */
-static size_t match_three_digits(const struct bpi_piece *t, size_t at)
-{
-    return digits(t, at, 3);
-}
+enum {
+    KIMI_BOTH = BPI_UC_LM | BPI_UC_LO | BPI_UC_M, /* in U and in L */
+    KIMI_UPPER = BPI_UC_LU | BPI_UC_LT | KIMI_BOTH,
+    KIMI_LOWER = BPI_UC_LL | KIMI_BOTH
+};
 
-/* [U+4E00-U+9FA5 U+3040-U+309F U+30A0-U+30FF]+ */
-static size_t match_cjk(const struct bpi_piece *t, size_t at)
+static size_t run_of_han(const struct bpi_piece *t, size_t at)
 {
-    for (;;) {
-        struct cp c = cp_at(t, at);
-        if (!((c.c >= 0x4e00 && c.c <= 0x9fa5) || (c.c >= 0x3040 && c.c <= 0x30ff))) return at;
+    for (struct bpi_cp c = bpi_cp_at(t, at); bpi_unicode_is_han(c.c); c = bpi_cp_at(t, at)) {
         at = c.end;
     }
+    return at;
 }
 
-static bool is_ascii_letter(unsigned char c)
+static struct bpi_cp kimi_cp_at(const struct bpi_piece *t, size_t at)
 {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+    struct bpi_cp c = bpi_cp_at(t, at);
+    if ((c.flags & KIMI_BOTH) != 0 && bpi_unicode_is_han(c.c)) c.flags = 0;
+    return c;
 }
 
-/* Graphic ASCII that is neither a letter nor a digit. */
-static bool is_ascii_mark(unsigned char c)
+/* U*L+, and the end of U* alone. U* takes all it can. If no letter of L follows, it gives back until L+ can start: at
+ * the last character that is in both, where L+ also ends, because behind it there are capitals only. */
+static size_t kimi_upper_lower(const struct bpi_piece *t, size_t at, size_t *upper_end)
 {
-    return c > ' ' && c < 0x7f && !is_ascii_letter(c) && !(c >= '0' && c <= '9');
-}
-
-/* [ASCII mark][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
- * Digits and controls match nothing; what lies between two matches is a piece of its own. */
-static size_t match_deepseek_v3(const struct bpi_piece *t, size_t at)
-{
-    const uint32_t word = BPI_UC_L | BPI_UC_M, mark = BPI_UC_P | BPI_UC_S;
-    if (is_ascii_mark(t->p[at])) {
-        size_t end = at + 1;
-        while (end < t->n && is_ascii_letter(t->p[end])) ++end;
-        if (end > at + 1) return end;
+    size_t end = at, both_end = at;
+    struct bpi_cp c = kimi_cp_at(t, at);
+    for (; (c.flags & KIMI_UPPER) != 0; c = kimi_cp_at(t, end)) {
+        end = c.end;
+        if ((c.flags & KIMI_BOTH) != 0) both_end = end;
     }
-    struct cp c = cp_at(t, at);
-    /* A combining mark may be the optional character or start the run: the match is the same. */
-    if ((c.flags & word) != 0) return run_of(t, c.end, word);
-    if (!is_newline(c.c) && (c.flags & mark) == 0) {
-        size_t end = run_of(t, c.end, word);
-        if (end > c.end) return end;
+    *upper_end = end;
+    if ((c.flags & KIMI_LOWER) == 0) return both_end;
+    for (; (c.flags & KIMI_LOWER) != 0; c = kimi_cp_at(t, end)) end = c.end;
+    return end;
+}
+
+/* P?U*L+|P?U+L* */
+static size_t kimi_word(const struct bpi_piece *t, size_t at)
+{
+    struct bpi_cp c = bpi_cp_at(t, at);
+    size_t start = at, upper_end;
+    if ((c.flags & BPI_UC_N) != 0 || bpi_is_newline(c.c)) return at;
+    if ((c.flags & BPI_UC_L) == 0) start = c.end;
+    size_t end = kimi_upper_lower(t, start, &upper_end);
+    if (end > start) return end;
+    /* A combining mark need not be P: as L+ by itself it still comes before the second alternative. */
+    if ((c.flags & BPI_UC_M) != 0) return c.end;
+    return upper_end > start ? upper_end : at;
+}
+
+static size_t match_kimi(const struct bpi_piece *t, size_t at)
+{
+    size_t end = run_of_han(t, at);
+    if (end > at) return end;
+    end = kimi_word(t, at);
+    if (end > at) return contraction(t, end, true);
+    end = bpi_digits(t, at, 3);
+    if (end > at) return end;
+    end = marks_and_symbols(t, at);
+    return end > at ? bpi_run_of_newlines(t, end) : bpi_spaces(t, at, true);
+}
+
+/* ---- default, for files that do not name a splitter: marks, then gpt-2, then digits and groups of three ---- */
+
+/* [\p{P}\$\+<=>\^~\|]+ */
+static size_t match_marks(const struct bpi_piece *t, size_t at)
+{
+    for (struct bpi_cp c = bpi_cp_at(t, at); c.end > at; c = bpi_cp_at(t, at)) {
+        bool symbol = c.c != 0 && c.c < 0x80 && strchr("$+<=>^~|", (int)c.c) != NULL;
+        if ((c.flags & BPI_UC_P) == 0 && !symbol) break;
+        at = c.end;
     }
-    size_t start = t->p[at] == ' ' ? at + 1 : at;
-    size_t end = run_of(t, start, mark);
-    return end > start ? run_of_newlines(t, end) : spaces(t, at, true);
+    return at;
+}
+
+/* [0-9][0-9][0-9] */
+static size_t match_ascii_triple(const struct bpi_piece *t, size_t at)
+{
+    if (t->n - at < 3) return at;
+    for (size_t i = at; i < at + 3; ++i) {
+        if (t->p[i] < '0' || t->p[i] > '9') return at;
+    }
+    return at + 3;
 }
 
 /* ---- the table ---- */
@@ -228,7 +199,14 @@ static const struct bpi_pretok pretoks[] = {
     {.name = "glm4", .stage = {match_llama_bpe}},
     {.name = "chatglm-bpe", .stage = {match_llama_bpe}},
     {.name = "qwen2", .stage = {match_qwen2}},
-    {.name = "deepseek-v3", .stage = {match_three_digits, match_cjk, match_deepseek_v3}},
+    {.name = "deepseek-v3",
+     .stage = {bpi_pretok_three_digits, bpi_pretok_v3_cjk, bpi_pretok_v3_rest}},
+    {.name = "deepseek-llm",
+     .stage = {bpi_pretok_llm_newline, bpi_pretok_llm_letters, bpi_pretok_llm_marks,
+               bpi_pretok_llm_spaces, bpi_pretok_llm_cjk, bpi_pretok_digit_run}},
+    {.name = "kimi-k2", .stage = {match_kimi}, .ids_are_ranks = true},
+    {.name = BPI_PRETOK_DEFAULT,
+     .stage = {match_marks, match_gpt2, bpi_pretok_digit_run, match_ascii_triple}},
 };
 
 const struct bpi_pretok *bpi_pretok_find(const char *name, size_t n_name)
@@ -243,8 +221,9 @@ const struct bpi_pretok *bpi_pretok_find(const char *name, size_t n_name)
 
 const char *const *bpi_pretok_names(void)
 {
-    static const char *const names[] = {"gpt-2", "llama-bpe",   "glm4", "chatglm-bpe",
-                                        "qwen2", "deepseek-v3", NULL};
+    static const char *const names[] = {
+        "gpt-2",       "llama-bpe",    "glm4",    "chatglm-bpe",      "qwen2",
+        "deepseek-v3", "deepseek-llm", "kimi-k2", BPI_PRETOK_DEFAULT, NULL};
     _Static_assert(BPI_ARRAY_LEN(names) == BPI_ARRAY_LEN(pretoks) + 1, "one name per row");
     return names;
 }
@@ -266,7 +245,7 @@ static int32_t run_stage(const struct run *r, size_t stage, const unsigned char 
     while (at < n) {
         size_t end = r->pre->stage[stage](&t, at);
         if (end == at) {
-            at = cp_at(&t, at).end;
+            at = bpi_cp_at(&t, at).end;
             continue;
         }
         BP_TRY(run_stage(r, stage + 1, p + done, at - done));

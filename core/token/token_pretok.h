@@ -14,6 +14,7 @@ struct bpi_piece {
 };
 
 enum { BPI_PRETOK_MAX_STAGES = 6 };
+#define BPI_PRETOK_DEFAULT "default" /* what a file without the key tokenizer.ggml.pre means */
 
 struct bpi_pretok {
     const char *name; /* as in tokenizer.ggml.pre */
@@ -21,6 +22,8 @@ struct bpi_pretok {
     size_t (*stage[BPI_PRETOK_MAX_STAGES + 1])(const struct bpi_piece *t, size_t at);
     bool ignore_merges;   /* a whole word that is a vocabulary entry is taken as it is */
     bool default_add_bos; /* when the file does not say */
+    bool
+        ids_are_ranks; /* of the vocabularies that use it: merges may be missing, see token_ranks.c */
 };
 
 /* NULL for an unknown name. */

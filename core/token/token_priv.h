@@ -48,8 +48,16 @@ struct bpi_merges {
 };
 /* NULL when the pair does not merge. */
 const struct bpi_merge *bpi_merges_find(const struct bpi_merges *m, uint32_t left, uint32_t right);
+/* Room for n merges, once, before any is added: BP_OK, BP_E_LIMIT, BP_E_NOMEM. */
+int32_t bpi_merges_reserve(struct bpi_merges *m, uint64_t n);
+/* A pair that is there already keeps its rank. */
+void bpi_merges_add(struct bpi_merges *m, uint32_t left, uint32_t right, uint32_t result,
+                    uint32_t rank);
 int32_t bpi_merges_load(struct bpi_merges *m, struct bpi_strings *strings, const struct bpi_gguf *g,
                         const struct bpi_gguf_kv *kv, struct bp_error *err);
+
+/* token_ranks.c: the merges that follow from ids which are ranks. */
+int32_t bpi_merges_from_ranks(struct bpi_token *t, struct bp_error *err);
 
 /* Tries of the entries that text is searched for. Node 0 is unused, so that 0 means none. */
 struct bpi_special_node {
@@ -70,6 +78,11 @@ enum bpi_token_attr {
     BPI_ATTR_MARKUP = 8   /* USER_DEFINED, but written like a tag: never taken from chat contents */
 };
 
+enum { BPI_TOKEN_MAX_NOTES = 2 };
+struct bpi_token_note {
+    const char *key, *text; /* constants */
+};
+
 struct bpi_token {
     struct bpi_strings strings;
     uint32_t n_vocab;
@@ -79,11 +92,15 @@ struct bpi_token {
     struct bpi_merges merges;
     struct bpi_special special;
     const struct bpi_pretok *pre;
+    bool whole_words; /* a word that is an entry is taken as it is, before any merging */
     int32_t bos, eos;
     bool add_bos;
     bool has_template;
     bool chat_newline; /* the template writes a newline behind a role marker */
     const struct bpi_chat_family *chat;
+    struct bpi_span chat_system; /* what the template adds to chats without; n 0: nothing */
+    struct bpi_token_note note[BPI_TOKEN_MAX_NOTES];
+    uint32_t n_notes;
 };
 
 /* The character that stands for a byte in vocabulary texts, and back (-1: not one of the 256). */
@@ -115,7 +132,7 @@ uint64_t bpi_heap_pop(struct bpi_heap *h);
 int32_t bpi_tokenize_plain(const struct bpi_token *t, const char *text, size_t n, uint32_t flags,
                            struct bpi_ids *out, struct bp_error *err);
 
-/* token_chat.c: looks at the template once. */
-void bpi_chat_recognise(struct bpi_token *t, const char *text, size_t n);
+/* token_chat.c: looks at the template once. BP_OK, also when it is none of the known ones, or BP_E_NOMEM. */
+int32_t bpi_chat_recognise(struct bpi_token *t, const char *text, size_t n);
 
 #endif

@@ -132,7 +132,7 @@ const struct bpi_merge *bpi_merges_find(const struct bpi_merges *m, uint32_t lef
     return slot->result != BPI_STRING_NONE ? slot : NULL;
 }
 
-static int32_t alloc_slots(struct bpi_merges *m, uint64_t n)
+int32_t bpi_merges_reserve(struct bpi_merges *m, uint64_t n)
 {
     uint64_t n_slot = 16;
     while (n_slot < n * 2) n_slot *= 2;
@@ -142,6 +142,13 @@ static int32_t alloc_slots(struct bpi_merges *m, uint64_t n)
     m->n_slot = (uint32_t)n_slot;
     for (uint64_t i = 0; i < n_slot; ++i) m->slot[i].result = BPI_STRING_NONE;
     return BP_OK;
+}
+
+void bpi_merges_add(struct bpi_merges *m, uint32_t left, uint32_t right, uint32_t result,
+                    uint32_t rank)
+{
+    struct bpi_merge *slot = merge_slot(m, left, right);
+    if (slot->result == BPI_STRING_NONE) *slot = (struct bpi_merge){left, right, result, rank};
 }
 
 /* "LEFT RIGHT": cut at the first space behind the first byte. Parts or results that are no vocabulary entries are
@@ -156,14 +163,13 @@ static int32_t add_merge(struct bpi_merges *m, struct bpi_strings *strings, stru
     uint32_t left, right, result;
     BP_TRY(bpi_strings_intern(strings, line.data, n_left, &left));
     BP_TRY(bpi_strings_intern(strings, space + 1, line.n - n_left - 1, &right));
-    struct bpi_merge *slot = merge_slot(m, left, right);
-    if (slot->result != BPI_STRING_NONE) return BP_OK;
+    if (bpi_merges_find(m, left, right) != NULL) return BP_OK;
     joined->len = 0;
     bpi_buf_append(joined, line.data, n_left);
     bpi_buf_append(joined, space + 1, line.n - n_left - 1);
     if (joined->failed) return BP_E_NOMEM;
     BP_TRY(bpi_strings_intern(strings, joined->data, joined->len, &result));
-    *slot = (struct bpi_merge){left, right, result, rank};
+    bpi_merges_add(m, left, right, result, rank);
     return BP_OK;
 }
 
@@ -176,7 +182,7 @@ int32_t bpi_merges_load(struct bpi_merges *m, struct bpi_strings *strings, const
     if (line == NULL) return bpi_fail_nomem(err, BPI_TOKEN_DOMAIN, kv->count * sizeof *line);
     int32_t rc;
     BP_TRY_GOTO(rc, bpi_gguf_arr_strings(g, kv, line, err), done);
-    rc = alloc_slots(m, kv->count);
+    rc = bpi_merges_reserve(m, kv->count);
     for (uint64_t i = 0; rc == BP_OK && i < kv->count; ++i) {
         rc = add_merge(m, strings, line[i], (uint32_t)i, &joined);
         if (rc == BP_E_FORMAT) {

@@ -31,6 +31,22 @@ int bpi_cp_to_byte(uint32_t cp)
     return cp == 0x143 ? 0xad : (int)(cp - 0x121 + 0x7f);
 }
 
+/* ---- notes ---- */
+
+static void add_note(struct bpi_token *t, const char *key, const char *text)
+{
+    t->note[t->n_notes++] = (struct bpi_token_note){key, text};
+}
+
+bool bpi_token_note(const struct bpi_token *t, uint32_t i, const char **out_key,
+                    const char **out_text)
+{
+    if (i >= t->n_notes) return false;
+    *out_key = t->note[i].key;
+    *out_text = t->note[i].text;
+    return true;
+}
+
 /* ---- entries ---- */
 
 static int32_t find_array(const struct bpi_gguf *g, const char *key, uint32_t elem_kind,
@@ -193,7 +209,8 @@ static int32_t load_merges(struct bpi_token *t, const struct bpi_gguf *g, struct
     const struct bpi_gguf_kv *kv;
     BP_TRY(find_array(g, key, BPI_GGUF_STRING, &kv, err));
     if (kv != NULL && kv->count > 0) return bpi_merges_load(&t->merges, &t->strings, g, kv, err);
-    /* Without merges text becomes single bytes. That is right for a vocabulary of single bytes only. */
+    /* Without merges text becomes single bytes. That is right for a vocabulary of single bytes; where ids are ranks,
+     * merges follow from them. */
     for (uint32_t i = 0; i < t->n_vocab; ++i) {
         struct bpi_span text = t->strings.text[i];
         uint32_t cp;
@@ -201,6 +218,13 @@ static int32_t load_merges(struct bpi_token *t, const struct bpi_gguf *g, struct
         if (t->type[i] != BPI_TOK_NORMAL || text.n == 0 ||
             bpi_utf8_decode((const unsigned char *)text.data, text.n, &cp, &ok) == text.n) {
             continue;
+        }
+        if (t->pre->ids_are_ranks) {
+            add_note(t, key,
+                     "the file has no merges; they were made from the order of its entries, as the "
+                     "model's own tokenizer does");
+            t->whole_words = true; /* as it also does */
+            return bpi_merges_from_ranks(t, err);
         }
         return bpi_fail(err, BP_E_FORMAT, BPI_TOKEN_DOMAIN, key,
                         "there are no merges, but entry %u (\"%.*s\") needs one; convert the model "
@@ -318,32 +342,52 @@ static int32_t check_model(const struct bpi_gguf *g, struct bp_error *err)
                     (int)(model.n < 40 ? model.n : 40), model.data);
 }
 
+static int32_t refuse_pre(struct bpi_span pre, struct bp_error *err)
+{
+    struct bpi_buf known = {0};
+    char name[41];
+    size_t n = pre.n < sizeof name - 1 ? (size_t)pre.n : sizeof name - 1, count = 0;
+    memcpy(name, pre.data, n);
+    name[n] = '\0';
+    for (const char *const *p = bpi_pretok_names(); *p != NULL; ++p, ++count) {
+        bpi_buf_printf(&known, "%s%s", count > 0 ? ", " : "", *p);
+    }
+    const char *nearest = bpi_nearest(name, bpi_pretok_names(), count);
+    int32_t rc = bpi_fail(
+        err, BP_E_UNSUPPORTED, BPI_TOKEN_DOMAIN, KEY "pre",
+        "pre-tokenizer \"%s\" is not supported%s%s%s; known are %s. If one of them cuts "
+        "text as the model was trained, write its name into this key, else the model "
+        "needs a newer Backplane",
+        name, nearest != NULL ? " (meant is perhaps \"" : "", nearest != NULL ? nearest : "",
+        nearest != NULL ? "\")" : "", known.failed ? "others" : known.data);
+    bpi_buf_free(&known);
+    return rc;
+}
+
 static int32_t choose_pre(struct bpi_token *t, const struct bpi_gguf *g, struct bp_error *err)
 {
-    struct bpi_span pre = {"default", 7};
+    struct bpi_span pre = {BPI_PRETOK_DEFAULT, sizeof BPI_PRETOK_DEFAULT - 1};
     bool found = false;
     BP_TRY(bpi_gguf_get_str(g, KEY "pre", &pre, &found, err));
     t->pre = bpi_pretok_find(pre.data, pre.n);
-    if (t->pre != NULL) return BP_OK;
-    struct bpi_buf known = {0};
-    for (const char *const *name = bpi_pretok_names(); *name != NULL; ++name) {
-        bpi_buf_printf(&known, "%s%s", known.len > 0 ? ", " : "", *name);
+    if (t->pre == NULL) return refuse_pre(pre, err);
+    t->whole_words = t->pre->ignore_merges;
+    if (!found) {
+        add_note(t, KEY "pre",
+                 "the file does not say how its text is cut into words, so the general rule "
+                 "\"" BPI_PRETOK_DEFAULT "\" is used; answers get worse if the model was trained "
+                 "with another one: convert it again, or add this key");
     }
-    int32_t rc = bpi_fail(err, BP_E_UNSUPPORTED, BPI_TOKEN_DOMAIN, KEY "pre",
-                          "pre-tokenizer \"%.*s\"%s is not supported; known are %s",
-                          (int)(pre.n < 40 ? pre.n : 40), pre.data,
-                          found ? "" : " (the key is missing, which means this one)",
-                          known.failed ? "others" : known.data);
-    bpi_buf_free(&known);
-    return rc;
+    return BP_OK;
 }
 
 static int32_t load_template(struct bpi_token *t, const struct bpi_gguf *g, struct bp_error *err)
 {
     struct bpi_span text = {0};
     BP_TRY(bpi_gguf_get_str(g, "tokenizer.chat_template", &text, &t->has_template, err));
-    if (t->has_template) bpi_chat_recognise(t, text.data, text.n);
-    return BP_OK;
+    if (!t->has_template) return BP_OK;
+    int32_t rc = bpi_chat_recognise(t, text.data, text.n);
+    return rc == BP_OK ? BP_OK : bpi_fail_nomem(err, BPI_TOKEN_DOMAIN, text.n);
 }
 
 static int32_t load_special(struct bpi_token *t, struct bp_error *err)

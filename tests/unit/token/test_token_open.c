@@ -45,10 +45,18 @@ START_TEST(kinds_of_tokenizers)
     must_refuse(&m, BP_E_UNSUPPORTED, "\"gpt-3\"");
     image_begin(&m, "gpt-3");
     image_bytes(&m);
-    must_refuse(&m, BP_E_UNSUPPORTED, "gpt-2, llama-bpe, glm4, chatglm-bpe, qwen2, deepseek-v3");
-    image_begin(&m, NULL);
+    must_refuse(&m, BP_E_UNSUPPORTED,
+                "gpt-2, llama-bpe, glm4, chatglm-bpe, qwen2, deepseek-v3, deepseek-llm, kimi-k2, "
+                "default. If one of them");
+    image_begin(&m, "deepseek-v4");
     image_bytes(&m);
-    must_refuse(&m, BP_E_UNSUPPORTED, "missing");
+    must_refuse(&m, BP_E_UNSUPPORTED, "(meant is perhaps \"deepseek-v3\")");
+    image_begin(&m, "\xff and a name that is much too long to be repeated in one sentence");
+    image_bytes(&m);
+    must_refuse(&m, BP_E_UNSUPPORTED, "newer Backplane");
+    image_begin(&m, "");
+    image_bytes(&m);
+    must_refuse(&m, BP_E_UNSUPPORTED, "pre-tokenizer \"\" is not supported");
     image_begin(&m, "gpt-2");
     must_refuse(&m, BP_E_FORMAT, "no vocabulary");
     image_begin(&m, "gpt-2");
@@ -73,6 +81,34 @@ START_TEST(kinds_of_tokenizers)
     image_bytes(&m);
     struct bpi_token *t;
     ck_assert_int_eq(image_open(&m, &t, NULL), BP_E_FORMAT);
+}
+END_TEST
+
+/* A file that does not name its splitter is read with the general one, and says so. */
+START_TEST(notes)
+{
+    for (int k = 0; k < 3; ++k) {
+        struct image m;
+        const char *key = NULL, *text = NULL;
+        image_begin(&m, k == 0 ? NULL : k == 1 ? "default" : "glm4");
+        image_bytes(&m);
+        struct bpi_token *t = must_open(&m);
+        ck_assert_str_eq(bpi_token_pre(t), k < 2 ? "default" : "glm4");
+        ck_assert(bpi_token_note(t, 0, &key, &text) == (k == 0));
+        if (k == 0) {
+            ck_assert_str_eq(key, "tokenizer.ggml.pre");
+            ck_assert_ptr_nonnull(strstr(text, "\"default\" is used"));
+        }
+        ck_assert(!bpi_token_note(t, 1, &key, &text) &&
+                  !bpi_token_note(t, UINT32_MAX, &key, &text));
+        bpi_token_close(t);
+    }
+    struct image m;
+    struct bpi_token *none;
+    image_begin(&m, NULL);
+    image_u32(&m, "tokenizer.ggml.pre", 1); /* there, but no text */
+    image_bytes(&m);
+    ck_assert_int_eq(image_open(&m, &none, NULL), BP_E_FORMAT);
 }
 END_TEST
 
@@ -371,6 +407,7 @@ int main(void)
     TCase *tc = tcase_create("token_open");
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, kinds_of_tokenizers);
+    tcase_add_test(tc, notes);
     tcase_add_test(tc, entries);
     tcase_add_test(tc, types);
     tcase_add_test(tc, byte_entries);
