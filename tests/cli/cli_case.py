@@ -5,6 +5,7 @@ SPDX-License-Identifier: MIT
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,9 +20,13 @@ ZOO_V3_GOLDEN = os.path.join(ZOO, "zoo-v3.golden.gguf")
 TEXT = os.path.join(SOURCE, "tests", "data", "text", "stories-heldout.txt")
 
 
+# On a slow machine each stage that takes more than half a second says so in one line.
+PROGRESS = re.compile(rb"^(opening the model|loading|reading the prompt|verifying|perplexity) \.\.\.\n", re.M)
+
+
 class Result:
     def __init__(self, args, rc, out, err):
-        self.args, self.rc, self.out, self.err = args, rc, out, err
+        self.args, self.rc, self.out, self.err = args, rc, out, PROGRESS.sub(b"", err)
 
     def __str__(self):
         return f"{self.args}\nexit {self.rc}\nstdout: {self.out[-800:]!r}\nstderr: {self.err[-800:]!r}"

@@ -5,6 +5,7 @@ SPDX-License-Identifier: MIT
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import time
@@ -158,8 +159,10 @@ class CtrlC(CliCase):
         self.assertIn(b"stopped by Ctrl-C after", err)
 
     def test_json_is_whole(self):
-        p = self.start("--json")
-        time.sleep(1.0)
+        p = self.start("--json", "-v")
+        while b"memory:" not in p.stderr.readline():
+            self.assertIsNone(p.poll())
+        time.sleep(3.0)
         p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=60)
         self.assertEqual(p.returncode, 0, err)
@@ -224,6 +227,9 @@ class Chat(CliCase):
     def test_invalid_utf8(self):
         self.refused("run", "-m", MODEL, "-i", stdin=b"\xff\n", says="byte 0")
 
+    def test_endless_line(self):
+        self.refused("run", "-m", MODEL, "-i", stdin=b"x" * (3 << 20), says="1 MiB")
+
     def test_terminal(self):
         """On a terminal: a mark for input, Ctrl-C stops the answer, Ctrl-D ends."""
         leader, follower = pty.openpty()
@@ -231,13 +237,15 @@ class Chat(CliCase):
                               "engine.ctx=2048"], stdin=follower, stdout=follower, stderr=follower,
                              start_new_session=True)
         os.close(follower)
+        self.addCleanup(p.kill)
         seen = b""
 
         def until(word, timeout=60):
             nonlocal seen
             end = time.time() + timeout
             while word not in seen:
-                self.assertLess(time.time(), end, seen[-300:])
+                ready, _, _ = select.select([leader], [], [], max(0, end - time.time()))
+                self.assertTrue(ready, (word, seen[-300:]))
                 seen += os.read(leader, 4096)
             seen = seen[seen.index(word) + len(word):]
         until(b"> ")

@@ -105,9 +105,9 @@ done:
 static int32_t take_line(struct chat *chat, char *line, size_t n)
 {
     struct cli *c = chat->c;
-    while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) line[--n] = '\0';
+    while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) --n;
     if (n == 0) return BP_OK;
-    if (strcmp(line, "/reset") == 0) return start_over(chat);
+    if (n == 6 && memcmp(line, "/reset", 6) == 0) return start_over(chat);
     int32_t rc = cli_check_utf8(c, "standard input", line, n);
     if (rc != BP_OK && chat->tty) { /* a slip of the keyboard does not end a conversation */
         term_say("%s", c->err.msg);
@@ -121,31 +121,27 @@ static int32_t take_line(struct chat *chat, char *line, size_t n)
 
 static int32_t talk(struct chat *chat)
 {
-    char *line = NULL;
-    size_t cap = 0;
-    int32_t rc = BP_OK;
-    while (rc == BP_OK) {
+    for (;;) {
+        char *line = NULL;
+        size_t n = 0;
         if (chat->tty) fputs("> ", stderr);
-        errno = 0;
-        ssize_t n = getline(&line, &cap, stdin);
-        if (n >= 0) {
-            rc = take_line(chat, line, (size_t)n);
-            continue;
-        }
-        if (feof(stdin) == 0 && errno == EINTR && term_stopped()) {
-            clearerr(stdin);
+        int32_t rc = term_read_line(&line, &n);
+        if (rc == BP_E_ABORTED) {
             term_say("(Ctrl-D ends the chat, another Ctrl-C kills it)");
             continue;
         }
-        if (feof(stdin) == 0)
-            rc = cli_fail(&chat->c->err, BP_E_IO, "standard input", "it cannot be read: %s",
-                          strerror(errno));
-        else if (chat->tty)
-            fputc('\n', stderr);
-        break;
+        if (rc == BP_DECLINED) {
+            if (chat->tty) fputc('\n', stderr);
+            return BP_OK;
+        }
+        if (rc == BP_E_LIMIT)
+            return cli_fail(&chat->c->err, rc, "standard input",
+                            "a message is longer than 1 MiB; use shorter lines");
+        if (rc != BP_OK)
+            return cli_fail(&chat->c->err, rc, "standard input", "a line cannot be read: %s",
+                            strerror(errno));
+        BP_TRY(take_line(chat, line, n));
     }
-    free(line);
-    return rc;
 }
 
 /* Refused before the session is loaded when the model's chat format is not known. */

@@ -9,12 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/select.h>
 #include <time.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t stop_count;
 static struct bp_session *volatile watched;
-static bool bar_stands;
+static bool bar_stands, acknowledged;
 
 /* Only what POSIX allows in a handler; bp_session_interrupt is made for it. */
 static void on_interrupt(int sig)
@@ -48,6 +49,7 @@ bool term_stopped(void)
 void term_rearm(void)
 {
     stop_count = 0;
+    acknowledged = false;
 }
 
 void term_watch(struct bp_session *s)
@@ -126,6 +128,76 @@ void term_out(const char *text, size_t n)
     else
         fwrite(text, 1, n, stdout);
     fflush(stdout);
+}
+
+/* ---- input ---- */
+
+static struct {
+    char *data;
+    size_t n, cap, taken; /* bytes held; bytes of the line handed out last */
+    bool end;
+} input;
+
+/* Waits until there is something to read. Ctrl-C is blocked outside of pselect, so that none can come between looking
+ * at the flag and waiting. */
+static int32_t wait_input(const sigset_t *unblocked)
+{
+    for (;;) {
+        fd_set set;
+        if (stop_count != 0 && !acknowledged) {
+            acknowledged = true;
+            return BP_E_ABORTED;
+        }
+        FD_ZERO(&set);
+        FD_SET(STDIN_FILENO, &set);
+        if (pselect(STDIN_FILENO + 1, &set, NULL, NULL, NULL, unblocked) >= 0) return BP_OK;
+        if (errno != EINTR) return BP_E_IO;
+    }
+}
+
+static int32_t read_more(const sigset_t *unblocked)
+{
+    enum { PIECE = 4096, MAX_LINE = 1 << 20 };
+    if (input.n >= MAX_LINE) return BP_E_LIMIT;
+    if (input.cap - input.n < PIECE) {
+        char *data = realloc(input.data, input.cap + 4 * PIECE);
+        if (data == NULL) return BP_E_NOMEM;
+        input.data = data;
+        input.cap += 4 * PIECE;
+    }
+    BP_TRY(wait_input(unblocked));
+    ssize_t got = read(STDIN_FILENO, input.data + input.n, PIECE - 1); /* room for a NUL */
+    if (got < 0) return errno == EINTR || errno == EAGAIN ? BP_OK : BP_E_IO;
+    input.end = got == 0;
+    input.n += (size_t)got;
+    return BP_OK;
+}
+
+int32_t term_read_line(char **out, size_t *out_n)
+{
+    sigset_t block, before;
+    int32_t rc = BP_OK;
+    char *newline = NULL;
+    if (input.taken > 0) {
+        input.n -= input.taken;
+        memmove(input.data, input.data + input.taken, input.n);
+        input.taken = 0;
+    }
+    sigemptyset(&block);
+    sigaddset(&block, SIGINT);
+    sigprocmask(SIG_BLOCK, &block, &before);
+    while (rc == BP_OK) {
+        if (input.n > 0) newline = memchr(input.data, '\n', input.n);
+        if (newline != NULL || input.end) break;
+        rc = read_more(&before);
+    }
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (rc != BP_OK) return rc;
+    *out = input.data;
+    *out_n = input.taken = newline != NULL ? (size_t)(newline - input.data) + 1 : input.n;
+    if (*out_n > 0) return BP_OK;
+    input.end = false; /* a terminal can go on behind Ctrl-D */
+    return BP_DECLINED;
 }
 
 /* ---- progress ---- */

@@ -19,6 +19,10 @@ void term_watch(struct bp_session *s);
 void term_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* The log of the library, for bp_callbacks. ctx unused. */
 void term_log(void *ctx, int32_t level, const char *room, const char *line);
+/* The next line of standard input, with its newline; the text is valid until the next call. BP_DECLINED at the end of
+ * input, BP_E_ABORTED when Ctrl-C came while waiting (the next one then kills), BP_E_IO with errno, BP_E_NOMEM,
+ * BP_E_LIMIT for lines beyond 1 MiB. */
+int32_t term_read_line(char **out, size_t *out_n);
 /* Text to standard output as it is, but on a terminal without control characters that could move its cursor. */
 void term_out(const char *text, size_t n);
 
