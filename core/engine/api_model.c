@@ -63,6 +63,14 @@ static int32_t check_vocab(const struct bp_model *m, struct bp_error *err)
                     bpi_token_count(m->t), rows);
 }
 
+/* What the tokenizer had to guess is worth a warning: text that is cut wrongly shows only in bad answers. */
+static void log_notes(const struct bp_model *m, const struct bpi_log *log)
+{
+    const char *key, *text;
+    for (uint32_t i = 0; m->t != NULL && bpi_token_note(m->t, i, &key, &text); ++i)
+        bpi_logf(log, BPI_LOG_WARN, "token", "%s: %s", key, text);
+}
+
 static int32_t open_parts(struct opening *o, struct bp_model *m, const struct bpi_log *log,
                           struct bp_error *err)
 {
@@ -78,6 +86,7 @@ static int32_t open_parts(struct opening *o, struct bp_model *m, const struct bp
     BP_TRY(check_vocab(m, err));
     if (m->t == NULL)
         bpi_logf(log, BPI_LOG_WARN, "token", "no text with this file: %s", m->token_err.msg);
+    log_notes(m, log);
     return progress(o, 1.0, "model", err);
 }
 
@@ -102,6 +111,7 @@ int32_t bp_model_open(const char *path, const struct bp_config *cfg, const struc
         rc = bpi_fail_nomem(err, "model", sizeof *m + strlen(path) + 1);
         goto fail;
     }
+    m->log = log;
     BP_TRY_GOTO(rc, open_parts(&o, m, &log, err), fail);
     bp_config_destroy(own);
     *out = m;
@@ -161,7 +171,13 @@ int32_t bp_model_report(const struct bp_model *m, uint32_t i, struct bp_report *
     BP_STATIC_ASSERT((int)BP_REPORT_UNUSED == (int)BPI_REPORT_UNUSED &&
                          (int)BP_REPORT_NOTE == (int)BPI_REPORT_NOTE,
                      "one numbering");
-    if (i >= bpi_model_report_n(m->m)) return BP_DECLINED;
+    size_t n = bpi_model_report_n(m->m);
+    if (i >= n) { /* the tokenizer's notes stand behind the tensors' lines */
+        out->kind = BP_REPORT_NOTE;
+        return m->t != NULL && bpi_token_note(m->t, (uint32_t)(i - n), &out->name, &out->text)
+                   ? BP_OK
+                   : BP_DECLINED;
+    }
     const struct bpi_report_entry *e = bpi_model_report(m->m, i);
     out->kind = e->kind;
     out->name = e->name != NULL ? e->name : "";

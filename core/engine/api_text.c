@@ -42,7 +42,11 @@ int32_t bp_tokenize(const struct bp_model *m, const char *text, size_t n, uint32
         (text == NULL && n > 0))
         return bpi_fail(err, BP_E_ARG, "token", NULL, "bp_tokenize: unknown flags or no text");
     BP_TRY(need_tokenizer(m, err));
-    return give_ids(bpi_tokenize(m->t, text, n, flags, &ids, err), &ids, out_ids, out_n, err);
+    int32_t rc = bpi_tokenize(m->t, text, n, flags, &ids, err);
+    if (rc == BP_OK && ids.own_bos)
+        bpi_logf(&m->log, BPI_LOG_INFO, "token",
+                 "the text begins with the begin token itself, so none was put before it");
+    return give_ids(rc, &ids, out_ids, out_n, err);
 }
 
 static int32_t give_text(struct bpi_buf *b, char **out, size_t *out_n, struct bp_error *err)

@@ -65,6 +65,18 @@ static int32_t check(const struct bp_session *s, const struct bp_generate_params
     return BP_OK;
 }
 
+/* Ids that were joined from parts may begin twice, as when a chat format writes the begin token and the caller adds
+ * another. Legal, but models were not trained on it. */
+static void warn_of_two_begins(const struct run *r, const int32_t *prompt, size_t n_prompt)
+{
+    int32_t bos = r->t != NULL ? bpi_token_bos(r->t) : BPI_TOKEN_NONE;
+    if (bos == BPI_TOKEN_NONE || bp_seq_len(r->s, r->p->seq) > 0) return;
+    if (n_prompt >= 2 && prompt[0] == bos && prompt[1] == bos)
+        bpi_logf(&r->s->log, BPI_LOG_WARN, DOMAIN,
+                 "the prompt begins with the begin token twice; leave one out, or the model may "
+                 "answer worse");
+}
+
 /* Returns true when the caller wants to stop. */
 static bool tell_prompt(const struct run *r, size_t done, size_t total)
 {
@@ -182,6 +194,7 @@ int32_t bp_generate(struct bp_session *s, const struct bp_generate_params *p, co
     out->n_prompt = out->n_generated = out->reserved = 0;
     out->prefill_s = out->decode_s = 0.0;
     BP_TRY(check(s, p, prompt, n_prompt, err));
+    warn_of_two_begins(&r, prompt, n_prompt);
     if (p->n_top > 0) {
         uint32_t n = p->n_top < r.n_vocab ? p->n_top : r.n_vocab;
         r.top = bpi_calloc(n, sizeof *r.top);

@@ -44,7 +44,8 @@ BP_NOPAD(struct bp_callbacks, progress);
 /* ---- model ---- */
 
 struct bp_model;
-/* Opens a GGUF (the first shard of several). Headers and small tensors only; weights stay mapped. */
+/* Opens a GGUF (the first shard of several). Headers and small tensors only; weights stay mapped. cb is copied; its log
+ * is also told what the model's text functions notice, in the threads that call them. */
 int32_t bp_model_open(const char *path, const struct bp_config *cfg, const struct bp_callbacks *cb,
                       struct bp_model **out, struct bp_error *err);
 /* All sessions of the model are closed first. NULL accepted. */
