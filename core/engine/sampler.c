@@ -188,7 +188,7 @@ static uint32_t filter(struct bp_sampler *s)
     while (n - first < limit) {
         if (first == left) take(s->cand, &left);
         double w = s->cand[first - 1].weight;
-        if (first < n && (w < (double)p->min_p || w == 0.0)) break;
+        if (w < (double)p->min_p || w == 0.0) break; /* never the first, whose weight is 1 */
         --first;
         kept += w;
         if (p->top_p < 1.0f && kept >= (double)p->top_p * sum) break;

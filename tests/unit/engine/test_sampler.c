@@ -235,12 +235,15 @@ START_TEST(edges_of_the_filters)
     for (int i = 0; i < 50; ++i) ck_assert_int_eq(pick(s, logits), 1);
     bp_sampler_destroy(s);
     p = params();
-    p.min_p = 1.0f; /* only what is as likely as the best */
-    s = make(&p, 4);
-    bool seen[4] = {false};
-    for (int i = 0; i < 100; ++i) seen[pick(s, logits)] = true;
-    ck_assert(!seen[0] && seen[1] && seen[2] && !seen[3]);
-    bp_sampler_destroy(s);
+    p.min_p = 1.0f; /* only what is as likely as the best, on the ordered path too */
+    for (int32_t k = 0; k <= 4; k += 4) {
+        bool seen[4] = {false};
+        p.top_k = k == 4 ? 3 : 0;
+        s = make(&p, 4);
+        for (int i = 0; i < 100; ++i) seen[pick(s, logits)] = true;
+        ck_assert(!seen[0] && seen[1] && seen[2] && !seen[3]);
+        bp_sampler_destroy(s);
+    }
     p = params();
     p.top_k = 1000000; /* more than there are */
     p.temp = 1e-30f;   /* no overflow on the way to greedy */
@@ -290,6 +293,7 @@ START_TEST(penalty_is_the_naive_one)
         bp_sampler_accept(s, prompt, 6);
         for (size_t i = 0; i < 6; ++i) history[n++] = prompt[i];
         fill(&r, logits, N, 4.0);
+        for (int i = 0; i < N && round % 2; ++i) logits[i] -= 4.5f; /* nothing but negative ones */
         for (int step = 0; step < 20; ++step) {
             size_t look = n < p.repeat_last ? n : p.repeat_last;
             struct bp_sample_params greedy = p;
