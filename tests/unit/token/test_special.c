@@ -148,6 +148,66 @@ START_TEST(which_kinds_are_seen)
 }
 END_TEST
 
+/* The markers of each family stand for themselves only in trusted text, and a begin token is never doubled. */
+START_TEST(markers_of_the_families)
+{
+    static const char *const markers[] = {"[BOS]",
+                                          "[EOS]",
+                                          "<|im_end|>",
+                                          "<|im_user|>",
+                                          "<|im_assistant|>",
+                                          "<|im_system|>",
+                                          "<|im_middle|>",
+                                          "<|tool_calls_section_begin|>",
+                                          "<\xef\xbd\x9c"
+                                          "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+                                          "<\xef\xbd\x9cUser\xef\xbd\x9c>",
+                                          "[gMASK]",
+                                          "<|user|>"};
+    struct image m;
+    struct bpi_token *t;
+    struct bp_error err = BP_ERROR_INIT;
+    image_begin(&m, "kimi-k2");
+    image_bytes(&m);
+    for (size_t i = 0; i < BPI_ARRAY_LEN(markers); ++i)
+        (void)image_token(&m, markers[i], BPI_TOK_CONTROL);
+    image_u32(&m, "tokenizer.ggml.bos_token_id", 256);
+    image_bool(&m, "tokenizer.ggml.add_bos_token", true);
+    ck_assert_msg(image_open(&m, &t, &err) == BP_OK, "%s", err.msg);
+    struct bpi_ids ids = {0};
+    for (size_t i = 0; i < BPI_ARRAY_LEN(markers); ++i) {
+        size_t n = strlen(markers[i]);
+        for (uint32_t flags = 0; flags <= (BPI_TOKENIZE_SPECIAL | BPI_TOKENIZE_BOS); ++flags) {
+            bool special = (flags & BPI_TOKENIZE_SPECIAL) != 0;
+            bool own = special && i == 0, added = (flags & BPI_TOKENIZE_BOS) != 0 && !own;
+            ids.n = 0;
+            ck_assert_int_eq(bpi_tokenize(t, markers[i], n, flags, &ids, NULL), BP_OK);
+            ck_assert_uint_eq(ids.n, (special ? 1 : n) + added);
+            ck_assert(ids.ids[0] == 256 || !added);
+            if (special) ck_assert_int_eq(ids.ids[added], 256 + (int32_t)i);
+            ck_assert(ids.own_bos == (own && (flags & BPI_TOKENIZE_BOS) != 0));
+        }
+    }
+    /* Only the first of its own counts, and only at the very beginning; ids that stood before are not looked at. */
+    static const char two[] = "[BOS][BOS]a", later[] = "a[BOS]";
+    static const int32_t want[] = {256, 256, 256, 'a', 256, 'a', 256};
+    ids.n = 0;
+    ck_assert_int_eq(bpi_ids_push(&ids, 256), BP_OK);
+    ck_assert_int_eq(
+        bpi_tokenize(t, two, strlen(two), BPI_TOKENIZE_SPECIAL | BPI_TOKENIZE_BOS, &ids, NULL),
+        BP_OK);
+    ck_assert(ids.own_bos);
+    ck_assert_int_eq(
+        bpi_tokenize(t, later, strlen(later), BPI_TOKENIZE_SPECIAL | BPI_TOKENIZE_BOS, &ids, NULL),
+        BP_OK);
+    ck_assert(!ids.own_bos);
+    ck_assert_uint_eq(ids.n, BPI_ARRAY_LEN(want));
+    ck_assert_mem_eq(ids.ids, want, sizeof want);
+    bpi_ids_free(&ids);
+    bpi_token_close(t);
+}
+END_TEST
+
 /* Tokens that overlap everywhere are the slow case: it stays near linear in the text. */
 START_TEST(overlapping_tokens_in_a_long_text)
 {
@@ -190,6 +250,7 @@ int main(void)
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, overlaps_against_plain_search);
     tcase_add_test(tc, which_kinds_are_seen);
+    tcase_add_test(tc, markers_of_the_families);
     tcase_add_test(tc, overlapping_tokens_in_a_long_text);
     suite_add_tcase(s, tc);
     SRunner *r = srunner_create(s);

@@ -502,15 +502,21 @@ static double seconds_for(const struct bpi_token *t, const char *text, size_t n,
 }
 
 /* Bytes whose runs merge again and again, so that the heap does real work: one word, twelve levels of merges. */
-static struct bpi_token *open_doubling(void)
+static struct bpi_token *open_doubling(const char *pre)
 {
-    static const char *const units[] = {"a", "7", "\xc4\xa0",
-                                        "\xc4\x8a"}; /* the last two: space, newline */
+    /* The last ones: space, newline, a Han character. */
+    static const char *const units[] = {"a", "7",        "aB",       "A",
+                                        "'", "\xc4\xa0", "\xc4\x8a", "\xc3\xa4\xc2\xb8\xc5\x83"};
     struct image m;
     struct bpi_token *t;
     struct bp_error err = BP_ERROR_INIT;
-    image_begin(&m, "gpt-2");
+    image_begin(&m, pre);
     image_bytes(&m);
+    image_merge(&m, "a B");
+    image_merge(&m, "\xc3\xa4 \xc2\xb8");
+    image_merge(&m, "\xc3\xa4\xc2\xb8 \xc5\x83");
+    (void)image_token(&m, "aB", BPI_TOK_NORMAL);
+    (void)image_token(&m, "\xc3\xa4\xc2\xb8\xc5\x83", BPI_TOK_NORMAL);
     for (size_t k = 0; k < BPI_ARRAY_LEN(units); ++k) {
         struct bpi_buf run = {0}, line = {0};
         bpi_buf_puts(&run, units[k]);
@@ -541,7 +547,7 @@ static void check_time(const char *model)
 #else
     const double limit = 2;
 #endif
-    struct bpi_token *t = model != NULL ? bp_test_token(model) : open_doubling();
+    struct bpi_token *t = model != NULL ? bp_test_token(model) : open_doubling("gpt-2");
     ck_assert_ptr_nonnull(t);
     char *text = malloc(MIB);
     ck_assert_ptr_nonnull(text);
@@ -565,14 +571,62 @@ static void check_time(const char *model)
 START_TEST(time_with_deep_merges)
 {
     check_time(NULL);
-    struct bpi_token *t = open_doubling();
+    struct bpi_token *t = open_doubling("gpt-2");
     struct bpi_ids ids = {0};
     static char text[5 << 12];
     memset(text, 'a', sizeof text);
     encode(t, text, sizeof text - 1, 0, &ids); /* 4 runs of 4096, then 2048, 1024, ... 1 */
     ck_assert_uint_eq(ids.n, 4 + 12);
+    memset(text, 0, sizeof text);
+    for (size_t i = 0; i < 3 * 4096; ++i) text[i] = "\xe4\xb8\xad"[i % 3];
+    encode(t, text, 3 * 4096, 0, &ids); /* the other units merge as far */
+    ck_assert_uint_eq(ids.n, 1);
+    for (size_t i = 0; i < 4096; ++i) text[i] = "aB"[i % 2];
+    encode(t, text, 4096, 0, &ids);
+    ck_assert_uint_eq(ids.n, 1);
     bpi_ids_free(&ids);
     bpi_token_close(t);
+}
+END_TEST
+
+/* From text to ids with every splitter: spaces, newlines, letters, digits, Han, mixed case, apostrophes. */
+START_TEST(time_of_every_splitter)
+{
+    static const char *const fills[] = {" ", "\n", "a", "7", "\xe4\xb8\xad", "aB", "A", "'"};
+#ifdef BP_SANITIZED
+    enum { SIZE = 1 << 18 };
+#else
+    enum { SIZE = 1 << 20 };
+#endif
+    char *text = malloc(SIZE);
+    ck_assert_ptr_nonnull(text);
+    struct bpi_ids ids = {0};
+    for (const char *const *name = bpi_pretok_names(); *name != NULL; ++name) {
+        struct bpi_token *t = open_doubling(*name);
+        double worst = 0;
+        for (size_t k = 0; k < BPI_ARRAY_LEN(fills); ++k) {
+            size_t len = strlen(fills[k]);
+            for (size_t i = 0; i < SIZE; ++i) text[i] = fills[k][i % len];
+            double big = 0, ratio = 0;
+            for (int attempt = 0; attempt < 3; ++attempt) {
+                uint64_t t0 = bp_test_cpu_ns();
+                encode(t, text, SIZE, 0, &ids);
+                uint64_t t1 = bp_test_cpu_ns();
+                encode(t, text, SIZE / 4, 0, &ids);
+                double small = (double)(bp_test_cpu_ns() - t1) * 1e-9;
+                big = (double)(t1 - t0) * 1e-9;
+                ratio = big / (small > 1e-3 ? small : 1e-3);
+                if (big < 2 && ratio < 8) break;
+            }
+            if (big > worst) worst = big;
+            ck_assert_msg(big < 2 && ratio < 8, "%s, fill %zu: %f s, %f times a quarter", *name, k,
+                          big, ratio);
+        }
+        printf("%s: %d bytes in at most %.0f ms\n", *name, SIZE, worst * 1e3);
+        bpi_token_close(t);
+    }
+    bpi_ids_free(&ids);
+    free(text);
 }
 END_TEST
 
@@ -602,6 +656,7 @@ int main(void)
     tcase_add_test(tc, streaming_every_cut);
     tcase_add_test(tc, streaming_broken_bytes);
     tcase_add_test(tc, time_with_deep_merges);
+    tcase_add_test(tc, time_of_every_splitter);
     tcase_add_test(tc, time_glm);
     if (have_deepseek2) {
         tcase_add_test(tc, recorded_ids_deepseek2);
