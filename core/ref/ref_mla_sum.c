@@ -3,7 +3,9 @@
  * it would have alone, so grouping never shows in the bits.
  * Source: Milakov and Gimelshein 2018 for the running maximum.
  * Threads: all functions are pure. SPDX-License-Identifier: MIT */
+#include "ref/ref_lanes.h"
 #include "ref/ref_mla.h"
+#include "ref/ref_weight.h"
 
 #include <math.h>
 
@@ -23,14 +25,11 @@ void bpi_ref_mla_dots(const double *q, uint32_t n_q, const float *const *rows, u
                       int64_t width, double *out, int64_t out_stride)
 {
     for (uint32_t r = 0; r < n_row; ++r) {
-        for (uint32_t i = 0; i < n_q; ++i) {
-            out[i * out_stride + r] = bpi_ref_dot_fd(rows[r], q + i * width, width);
-        }
+        bpi_ref_product(rows[r], width, 1, q, width, NULL, n_q, width, out + r, out_stride);
     }
 }
 
-/* Four rows a pass, so that acc is read and written once for them. The inner loop has a fixed length because only then
- * do all optimisation levels turn it into vector code. */
+/* Four rows a pass, so that acc is read and written once for them. */
 BPI_REF_CLONES static void accumulate_4(double *restrict acc, const double p[4],
                                         const float *restrict r0, const float *restrict r1,
                                         const float *restrict r2, const float *restrict r3,
@@ -38,13 +37,18 @@ BPI_REF_CLONES static void accumulate_4(double *restrict acc, const double p[4],
 {
     const double p0 = p[0], p1 = p[1], p2 = p[2], p3 = p[3];
     int64_t i = 0;
-    for (; i + 8 <= width; i += 8) {
-        for (int j = 0; j < 8; ++j) {
-            double a = acc[i + j] + p0 * (double)r0[i + j];
-            a += p1 * (double)r1[i + j];
-            a += p2 * (double)r2[i + j];
-            acc[i + j] = a + p3 * (double)r3[i + j];
-        }
+    for (; i + BPI_REF_LANES <= width; i += BPI_REF_LANES) {
+        bpi_ref_lanes a, v;
+        BPI_REF_LANES_D(a, acc + i);
+        BPI_REF_LANES_F(v, r0 + i);
+        a += p0 * v;
+        BPI_REF_LANES_F(v, r1 + i);
+        a += p1 * v;
+        BPI_REF_LANES_F(v, r2 + i);
+        a += p2 * v;
+        BPI_REF_LANES_F(v, r3 + i);
+        a += p3 * v;
+        memcpy(acc + i, &a, sizeof a);
     }
     for (; i < width; ++i) {
         double a = acc[i] + p0 * (double)r0[i];
