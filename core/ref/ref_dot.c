@@ -3,54 +3,50 @@
  * depends neither on the machine's vector width nor on what else is computed in the same call. A product of two f32
  * values is exact in double.
  * Threads: all functions are pure. SPDX-License-Identifier: MIT */
-#include "ref/ref_lanes.h"
 #include "ref/ref_priv.h"
 
-enum { LANES = BPI_REF_LANES };
+/* The loops over lanes must not unroll: GCC 12 then takes them apart into scalars. */
+enum { LANES = 8 };
+
+static inline double fold(const double s[LANES])
+{
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
 
 BPI_REF_CLONES double bpi_ref_dot_ff(const float *a, const float *b, int64_t n)
 {
-    bpi_ref_lanes sum = {0}, av, bv;
-    double s[LANES];
+    double s[LANES] = {0};
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        BPI_REF_LANES_F(av, a + i);
-        BPI_REF_LANES_F(bv, b + i);
-        sum += av * bv;
+#pragma GCC unroll 1
+        for (int j = 0; j < LANES; ++j) s[j] += (double)a[i + j] * (double)b[i + j];
     }
-    memcpy(s, &sum, sizeof s);
     for (int j = 0; i + j < n; ++j) s[j] += (double)a[i + j] * (double)b[i + j];
-    return bpi_ref_fold(s);
+    return fold(s);
 }
 
 BPI_REF_CLONES double bpi_ref_dot_fd(const float *a, const double *b, int64_t n)
 {
-    bpi_ref_lanes sum = {0}, av, bv;
-    double s[LANES];
+    double s[LANES] = {0};
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        BPI_REF_LANES_F(av, a + i);
-        BPI_REF_LANES_D(bv, b + i);
-        sum += av * bv;
+#pragma GCC unroll 1
+        for (int j = 0; j < LANES; ++j) s[j] += (double)a[i + j] * b[i + j];
     }
-    memcpy(s, &sum, sizeof s);
-    for (int j = 0; i + j < n; ++j) s[j] += (double)a[i + j] * (double)b[i + j];
-    return bpi_ref_fold(s);
+    for (int j = 0; i + j < n; ++j) s[j] += (double)a[i + j] * b[i + j];
+    return fold(s);
 }
 
 BPI_REF_CLONES double bpi_ref_dot_dd(const double *a, const double *b, int64_t n)
 {
-    bpi_ref_lanes sum = {0}, av, bv;
-    double s[LANES];
+    double s[LANES] = {0};
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        BPI_REF_LANES_D(av, a + i);
-        BPI_REF_LANES_D(bv, b + i);
-        sum += av * bv;
+#pragma GCC unroll 1
+        for (int j = 0; j < LANES; ++j) s[j] += a[i + j] * b[i + j];
     }
-    memcpy(s, &sum, sizeof s);
-    for (int j = 0; i + j < n; ++j) s[j] += (double)a[i + j] * (double)b[i + j];
-    return bpi_ref_fold(s);
+    for (int j = 0; i + j < n; ++j) s[j] += a[i + j] * b[i + j];
+    return fold(s);
 }
 
 BPI_REF_CLONES void bpi_ref_axpy(double *y, double s, const float *x, int64_t n)

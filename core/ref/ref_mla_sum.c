@@ -3,7 +3,6 @@
  * it would have alone, so grouping never shows in the bits.
  * Source: Milakov and Gimelshein 2018 for the running maximum.
  * Threads: all functions are pure. SPDX-License-Identifier: MIT */
-#include "ref/ref_lanes.h"
 #include "ref/ref_mla.h"
 #include "ref/ref_weight.h"
 
@@ -37,18 +36,14 @@ BPI_REF_CLONES static void accumulate_4(double *restrict acc, const double p[4],
 {
     const double p0 = p[0], p1 = p[1], p2 = p[2], p3 = p[3];
     int64_t i = 0;
-    for (; i + BPI_REF_LANES <= width; i += BPI_REF_LANES) {
-        bpi_ref_lanes a, v;
-        BPI_REF_LANES_D(a, acc + i);
-        BPI_REF_LANES_F(v, r0 + i);
-        a += p0 * v;
-        BPI_REF_LANES_F(v, r1 + i);
-        a += p1 * v;
-        BPI_REF_LANES_F(v, r2 + i);
-        a += p2 * v;
-        BPI_REF_LANES_F(v, r3 + i);
-        a += p3 * v;
-        memcpy(acc + i, &a, sizeof a);
+    for (; i + 8 <= width; i += 8) {
+#pragma GCC unroll 1
+        for (int j = 0; j < 8; ++j) {
+            double a = acc[i + j] + p0 * (double)r0[i + j];
+            a += p1 * (double)r1[i + j];
+            a += p2 * (double)r2[i + j];
+            acc[i + j] = a + p3 * (double)r3[i + j];
+        }
     }
     for (; i < width; ++i) {
         double a = acc[i] + p0 * (double)r0[i];
