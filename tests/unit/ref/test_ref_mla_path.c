@@ -288,7 +288,9 @@ START_TEST(test_all_ways)
         for (size_t k = 0; k < BPI_ARRAY_LEN(cuts); ++k) {
             struct bp_tensor p = chunked(&f, &y, cuts[k][0], cuts[k][1]);
             error = worst(&y, &p, (double)y.scale);
-            FX_CHECK_MSG(error <= 1e-6, "chunk %d, slab %d: %g", cuts[k][0], cuts[k][1], error);
+            /* Each merge rounds the output once more. */
+            double room = 2e-6 + 1.2e-7 * ((double)N_TOK / cuts[k][1]);
+            FX_CHECK_MSG(error <= room, "chunk %d, slab %d: %g", cuts[k][0], cuts[k][1], error);
         }
         FX_CHECK(worst(&y, &a, (double)y.scale * 1.59) > 1e-3); /* the comparison sees a scale */
         f.common->release(&f.ref, y.handle);
@@ -365,7 +367,10 @@ START_TEST(test_select_then_attend)
             for (int64_t at = 0; at < len[row]; ++at) {
                 int64_t better = 0;
                 double own = fx_get(&s.scores, row, at, 0), dot = 0;
-                for (int64_t o = 0; o < len[row]; ++o) better += fx_get(&s.scores, row, o, 0) > own;
+                for (int64_t o = 0; o < len[row]; ++o) {
+                    double other = fx_get(&s.scores, row, o, 0);
+                    better += other > own || (other == own && o < at);
+                }
                 if (better >= TOP_K) continue;
                 for (int64_t i = 0; i < W; ++i) {
                     dot += fx_get(&a.q, row, h, i) * fx_cached(&c, seq[row], at, i);
@@ -374,7 +379,7 @@ START_TEST(test_select_then_attend)
                 want += exp((double)a.scale * dot) * fx_cached(&c, seq[row], at, 7);
                 ++n;
             }
-            ck_assert_int_eq(n, TOP_K); /* the random scores have no ties */
+            ck_assert_int_eq(n, TOP_K);
             FX_CHECK(fabs(fx_get(&a.out, row, h, 7) - want / sum) <= 1e-6);
         }
     }
