@@ -1,7 +1,8 @@
-/* block_float.c - decoders of the plain float types.
+/* block_float.c - decoders and encoders of the plain float types.
  * Not here: quantized formats. Loops have constant inner lengths so that the compiler turns them into vector code
  * also where it does not weigh costs (gcc -O2).
  * Source: IEEE 754; bfloat16 is the upper half of binary32. Threads: pure. SPDX-License-Identifier: MIT */
+#include "block/block_encode.h"
 #include "block/block_priv.h"
 
 enum { RUN = 32 };
@@ -53,4 +54,27 @@ void bpi_block_decode_f64(const unsigned char *restrict src, uint64_t n_blocks, 
         memcpy(&v, src + 8 * i, sizeof v);
         dst[i] = (float)v;
     }
+}
+
+/* ---- encoders: to nearest, ties to even. Weights cannot change what is nearest. ---- */
+
+void bpi_block_encode_f32(const float *src, const float *weights, uint64_t n_blocks,
+                          unsigned char *dst)
+{
+    (void)weights;
+    memcpy(dst, src, n_blocks * sizeof *src);
+}
+
+void bpi_block_encode_f16(const float *src, const float *weights, uint64_t n_blocks,
+                          unsigned char *dst)
+{
+    (void)weights;
+    for (uint64_t i = 0; i < n_blocks; ++i) store_u16(dst + 2 * i, bpi_f32_to_f16(src[i]));
+}
+
+void bpi_block_encode_bf16(const float *src, const float *weights, uint64_t n_blocks,
+                           unsigned char *dst)
+{
+    (void)weights;
+    for (uint64_t i = 0; i < n_blocks; ++i) store_u16(dst + 2 * i, bpi_f32_to_bf16(src[i]));
 }

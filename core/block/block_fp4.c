@@ -1,7 +1,7 @@
 /* block_fp4.c - decoders of the formats whose nibbles are 4-bit floats (E2M1): MXFP4, NVFP4.
  * Not here: the factor that a companion tensor may hold for a whole NVFP4 tensor (core/model).
  * The table holds doubled values, so the scales are halved. The sixteen values are scaled once per group; a product is
- * exact in f32 (MXFP4 with the exponent 255, which no encoder writes, can give infinity).
+ * exact in f32 (MXFP4 with an exponent above 252, which no encoder writes, can give infinity).
  * Source: OCP Microscaling Formats 1.0; layouts of ggml @ d99724f (ggml-common.h), restated. Threads: pure.
  * SPDX-License-Identifier: MIT */
 #include "block/block_priv.h"

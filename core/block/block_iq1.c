@@ -15,11 +15,6 @@ static inline uint64_t moved_row(unsigned row, unsigned down)
     return from_biased(digits * 8 + BYTES8(128 - 8 + 1) - BYTES8(2 * down));
 }
 
-static inline void scale_16(float scale, const signed char *restrict q, float *restrict out)
-{
-    for (int j = 0; j < 16; ++j) out[j] = scale * (float)q[j];
-}
-
 /* d, low bytes of 32 row numbers, a word for 32 values: four times three high bits, a 3-bit scale, the direction. */
 void bpi_block_decode_iq1_s(const unsigned char *restrict src, uint64_t n_blocks,
                             float *restrict dst)
@@ -34,7 +29,7 @@ void bpi_block_decode_iq1_s(const unsigned char *restrict src, uint64_t n_blocks
         }
         for (int g = 0; g < 16; ++g) {
             const unsigned s = src[35 + 2 * (g / 2)] >> 4 & 7;
-            scale_16(d * (float)(2 * s + 1), q + 16 * g, dst + 16 * g);
+            scale_bytes(d * (float)(2 * s + 1), q + 16 * g, 16, dst + 16 * g);
         }
     }
 }
@@ -53,7 +48,7 @@ void bpi_block_decode_iq1_m(const unsigned char *restrict src, uint64_t n_blocks
         }
         for (int g = 0; g < 16; ++g) {
             const unsigned s = (unsigned)load_u16(src + 48 + 2 * (g / 4)) >> (3 * (g % 4)) & 7;
-            scale_16(d * (float)(2 * s + 1), q + 16 * g, dst + 16 * g);
+            scale_bytes(d * (float)(2 * s + 1), q + 16 * g, 16, dst + 16 * g);
         }
     }
 }

@@ -14,11 +14,6 @@ static inline uint64_t magnitudes(uint16_t row)
     return BYTES8(8) + w * 17 + (w >> 1 & BYTES8(1));
 }
 
-static inline void scale_16(float scale, const signed char *restrict q, float *restrict out)
-{
-    for (int j = 0; j < 16; ++j) out[j] = scale * (float)q[j];
-}
-
 /* d, then per 32 values four row numbers and a word: four times seven sign bits, and a scale in its top four bits. */
 void bpi_block_decode_iq2_xxs(const unsigned char *restrict src, uint64_t n_blocks,
                               float *restrict dst)
@@ -36,7 +31,7 @@ void bpi_block_decode_iq2_xxs(const unsigned char *restrict src, uint64_t n_bloc
         }
         for (int g = 0; g < 16; ++g) {
             const float scale = d * (float)(2 * (src[2 + 8 * (g / 2) + 7] >> 4) + 1);
-            scale_16(scale, q + 16 * g, dst + 16 * g);
+            scale_bytes(scale, q + 16 * g, 16, dst + 16 * g);
         }
     }
 }
@@ -59,7 +54,8 @@ void bpi_block_decode_iq2_xs(const unsigned char *restrict src, uint64_t n_block
             store_word(q + 8 * i, negate_bytes(magnitudes(bpi_block_grid_iq2_xs[w & 511]),
                                                even_signs(w >> 9)));
         }
-        for (int g = 0; g < 16; ++g) scale_16(scale_of(d, src + 66, g), q + 16 * g, dst + 16 * g);
+        for (int g = 0; g < 16; ++g)
+            scale_bytes(scale_of(d, src + 66, g), q + 16 * g, 16, dst + 16 * g);
     }
 }
 
@@ -75,6 +71,7 @@ void bpi_block_decode_iq2_s(const unsigned char *restrict src, uint64_t n_blocks
             const uint16_t row = bpi_block_grid_iq2_s[src[2 + i] | high << 8];
             store_word(q + 8 * i, negate_bytes(magnitudes(row), src[34 + i]));
         }
-        for (int g = 0; g < 16; ++g) scale_16(scale_of(d, src + 74, g), q + 16 * g, dst + 16 * g);
+        for (int g = 0; g < 16; ++g)
+            scale_bytes(scale_of(d, src + 74, g), q + 16 * g, 16, dst + 16 * g);
     }
 }

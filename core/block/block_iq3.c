@@ -7,11 +7,6 @@
 
 enum { SUPER = 256 };
 
-static inline void scale_32(float scale, const signed char *restrict q, float *restrict out)
-{
-    for (int j = 0; j < 32; ++j) out[j] = scale * (float)q[j];
-}
-
 /* Digit k stands for 4 + 8 k, except that 7 stands for 62, two more than that. */
 static inline uint64_t magnitudes_xxs(unsigned char a, unsigned char b)
 {
@@ -33,7 +28,7 @@ void bpi_block_decode_iq3_xxs(const unsigned char *restrict src, uint64_t n_bloc
         }
         for (int g = 0; g < 8; ++g) {
             const float scale = d * (float)(2 * (src[66 + 4 * g + 3] >> 4) + 1);
-            scale_32(scale, q + 32 * g, dst + 32 * g);
+            scale_bytes(scale, q + 32 * g, 32, dst + 32 * g);
         }
     }
 }
@@ -54,7 +49,7 @@ void bpi_block_decode_iq3_s(const unsigned char *restrict src, uint64_t n_blocks
         }
         for (int g = 0; g < 8; ++g) {
             const float scale = d * (float)(2 * (src[106 + g / 2] >> (4 * (g % 2)) & 15) + 1);
-            scale_32(scale, q + 32 * g, dst + 32 * g);
+            scale_bytes(scale, q + 32 * g, 32, dst + 32 * g);
         }
     }
 }

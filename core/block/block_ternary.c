@@ -53,7 +53,7 @@ void bpi_block_decode_q1_0(const unsigned char *restrict src, uint64_t n_blocks,
         signed char q[128];
         for (int i = 0; i < 16; ++i)
             store_word(q + 8 * i, from_biased((spread_bits(src[2 + i]) & BYTES8(2)) + BYTES8(127)));
-        for (int j = 0; j < 128; ++j) dst[j] = d * (float)q[j];
+        scale_bytes(d, q, 128, dst);
     }
 }
 
@@ -67,6 +67,6 @@ void bpi_block_decode_q2_0(const unsigned char *restrict src, uint64_t n_blocks,
         for (int i = 0; i < 8; ++i)
             store_word(q + 8 * i,
                        from_biased(spread_2bit(load_u16(src + 2 + 2 * i)) + BYTES8(127)));
-        for (int j = 0; j < 64; ++j) dst[j] = d * (float)q[j];
+        scale_bytes(d, q, 64, dst);
     }
 }

@@ -54,6 +54,13 @@ static inline unsigned char even_signs(unsigned low7)
     return (unsigned char)(low7 | (0x6996u >> (fold & 15) & 1) << 7);
 }
 
+/* n: a constant, so that this becomes vector code. */
+static inline void scale_bytes(float scale, const signed char *restrict q, int n,
+                               float *restrict out)
+{
+    for (int j = 0; j < n; ++j) out[j] = scale * (float)q[j];
+}
+
 static inline void store_word(signed char *p, uint64_t w)
 {
     memcpy(p, &w, sizeof w);

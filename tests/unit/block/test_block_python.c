@@ -1,9 +1,10 @@
-/* test_block_python.c - random blocks of every decoded type against the `gguf` package for Python.
+/* test_block_python.c - random blocks of every decoded type, and encoded values, against the `gguf` package for Python.
  * Skipped (77) where the package is not installed. SPDX-License-Identifier: MIT */
 #include <check.h>
 #include <string.h>
 #include "base/rng.h"
 #include "block/block.h"
+#include "unit/block/block_data.h"
 #include "unit/gguf/python_check.h"
 
 #define SEED UINT64_C(4711)
@@ -39,6 +40,29 @@ START_TEST(random_blocks)
 }
 END_TEST
 
+/* The types that the package can encode. Values of several sizes in one file, the smallest with halves that still have
+ * all their bits. */
+START_TEST(encoded_values)
+{
+    static const uint32_t types[] = {BP_GGUF_F32,  BP_GGUF_F16,  BP_GGUF_BF16, BP_GGUF_Q4_0,
+                                     BP_GGUF_Q4_1, BP_GGUF_Q5_0, BP_GGUF_Q5_1, BP_GGUF_Q8_0};
+    enum { N = 65536 };
+    static float x[N];
+    static unsigned char bytes[4 * N];
+    const uint32_t type = types[_i / 3];
+    uint64_t n_bytes;
+    const double sizes[3] = {0.01, 1.0, 300.0};
+    fill_values(x, N, _i % 2 == 0 ? FILL_GAUSS : FILL_HEAVY, sizes[_i % 3], SEED + (uint64_t)_i);
+    printf("%s: seed %llu\n", bpi_block_info(type)->name,
+           (unsigned long long)(SEED + (uint64_t)_i));
+    ck_assert(bpi_block_bytes(type, N, &n_bytes));
+    ck_assert_int_eq(bpi_block_encode(type, x, N, NULL, bytes), BP_OK);
+    save("floats.bin", x, sizeof x);
+    save("blocks.bin", bytes, n_bytes);
+    ck_assert_int_eq(python_check("encode %u floats.bin blocks.bin", type), 0);
+}
+END_TEST
+
 int main(void)
 {
     if (python_check("write probe_block.gguf") == 77) return 77;
@@ -46,6 +70,7 @@ int main(void)
     TCase *c = tcase_create("all");
     tcase_set_timeout(c, 120);
     tcase_add_loop_test(c, random_blocks, 0, BP_GGUF_COUNT);
+    tcase_add_loop_test(c, encoded_values, 0, 8 * 3);
     suite_add_tcase(s, c);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);

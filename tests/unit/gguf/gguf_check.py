@@ -3,6 +3,7 @@
 usage: gguf_check.py list FILE LISTING   compare the listing made by our reader with what the package reads
        gguf_check.py write FILE          write a file with the package's writer, for our reader
        gguf_check.py decode TYPE BLOCKS FLOATS   decode blocks with the package, compare bit for bit
+       gguf_check.py encode TYPE FLOATS BLOCKS   encode with the package; our blocks must have no more RMS error
 Exit status: 0 they agree, 1 they do not, 77 the package is not installed. SPDX-License-Identifier: MIT
 """
 import sys
@@ -116,12 +117,28 @@ def decode(type_number, blocks, floats):
     print(f"{kind.name}: {got.size} values agree")
 
 
+def encode(type_number, floats, blocks):
+    kind = gguf.GGMLQuantizationType(int(type_number))
+    values = np.fromfile(floats, dtype=np.float32).reshape(1, -1)
+    ours = np.fromfile(blocks, dtype=np.uint8).reshape(1, -1)
+    theirs = np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(1, -1)
+    if ours.shape != theirs.shape:
+        fail(f"{kind.name}: {ours.size} bytes, the package makes {theirs.size}")
+    exact = values.astype(np.float64)
+    rms = [float(np.sqrt(np.mean((gguf.quants.dequantize(b, kind).astype(np.float64) - exact) ** 2))) for b in (ours, theirs)]
+    print(f"{kind.name}: RMS error {rms[0]:.6g}, of the package {rms[1]:.6g}, ratio {rms[0] / rms[1] if rms[1] else 1:.5f}")
+    if not rms[0] <= rms[1] * 1.0001:
+        fail(f"{kind.name}: more error than the package's own encoder")
+
+
 if len(sys.argv) == 4 and sys.argv[1] == "list":
     compare(sys.argv[2], sys.argv[3])
 elif len(sys.argv) == 3 and sys.argv[1] == "write":
     write(sys.argv[2])
 elif len(sys.argv) == 5 and sys.argv[1] == "decode":
     decode(*sys.argv[2:])
+elif len(sys.argv) == 5 and sys.argv[1] == "encode":
+    encode(*sys.argv[2:])
 else:
     print(__doc__)
     sys.exit(2)
