@@ -19,8 +19,8 @@ enum {
 /* ---- verdicts, layouts and ports (ref_mla_layout.c) ---- */
 
 /* Copies *problem (which may be longer or shorter than ours) and refuses what no MLA op of ref serves: header, dtypes,
- * block_tok, rope_dim, capture. */
-void bpi_ref_mla_check_problem(const void *problem, struct bp_mla_problem *out, struct bp_verdict *v);
+ * rope_dim, capture; for ops on a cache also its dtype and block_tok. */
+void bpi_ref_mla_check_problem(const void *problem, struct bp_mla_problem *out, bool cache, struct bp_verdict *v);
 /* Refuses `got` outside 1..BPI_REF_MLA_MAX_DIM. */
 void bpi_ref_mla_check_dim(struct bp_verdict *v, const char *field, uint32_t got);
 /* Refuses a layout id that is not 0 and not ours for `width` numbers of kv_dtype; lists what is accepted. */
@@ -29,8 +29,8 @@ void bpi_ref_mla_check_layout(struct bp_verdict *v, const char *field, const cha
 /* The i-th layout of family "mla" or "mla.index": bf16, f16, f32, or kv_dtype alone when it is set. */
 int32_t bpi_ref_mla_layout_at(const char *family, uint64_t width, uint32_t block_tok, uint32_t kv_dtype, uint32_t i,
                               struct bp_kv_layout *out);
-/* Common shape checks of the latent interfaces. */
-void bpi_ref_mla_check_latent(const struct bp_mla_problem *p, struct bp_verdict *v);
+/* Shape checks that common, prefill and decode share. Without `cache` any layout will do: the op never sees it. */
+void bpi_ref_mla_check_latent(const struct bp_mla_problem *p, bool cache, struct bp_verdict *v);
 
 /* A pool, opened: rows of `width` numbers. */
 struct bpi_ref_mla_pool {

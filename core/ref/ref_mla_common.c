@@ -240,8 +240,8 @@ static int32_t common_supports(void *self, const void *problem, struct bp_verdic
 {
     (void)self;
     struct bp_mla_problem p;
-    bpi_ref_mla_check_problem(problem, &p, v);
-    bpi_ref_mla_check_latent(&p, v);
+    bpi_ref_mla_check_problem(problem, &p, true, v);
+    bpi_ref_mla_check_latent(&p, true, v);
     check_type(v, "type_k", p.type_k);
     check_type(v, "type_v", p.type_v);
     bpi_ref_verdict_done(v);

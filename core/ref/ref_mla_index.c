@@ -287,7 +287,7 @@ static int32_t index_supports(void *self, const void *problem, struct bp_verdict
 {
     (void)self;
     struct bp_mla_problem p;
-    bpi_ref_mla_check_problem(problem, &p, v);
+    bpi_ref_mla_check_problem(problem, &p, true, v);
     bpi_ref_mla_check_dim(v, "n_index_head", p.n_index_head);
     bpi_ref_mla_check_dim(v, "index_dim", p.index_dim);
     if (p.rope_dim > p.index_dim) {

@@ -67,7 +67,7 @@ static void check_float(struct bp_verdict *v, const char *field, uint32_t got)
     bpi_ref_refuse(v, BP_R_DTYPE, field, got, BP_DT_F32, BP_DT_BF16, "ref takes f32, f16 and bf16");
 }
 
-void bpi_ref_mla_check_problem(const void *problem, struct bp_mla_problem *out,
+void bpi_ref_mla_check_problem(const void *problem, struct bp_mla_problem *out, bool cache,
                                struct bp_verdict *v)
 {
     const struct bp_hdr *h = problem;
@@ -76,8 +76,10 @@ void bpi_ref_mla_check_problem(const void *problem, struct bp_mla_problem *out,
     memcpy(out, problem, h->size < ours ? h->size : ours);
     bpi_ref_check_header(v, h, ours);
     check_float(v, "act_dtype", out->act_dtype);
-    check_float(v, "kv_dtype", out->kv_dtype);
-    bpi_ref_mla_check_dim(v, "block_tok", out->block_tok);
+    if (cache) {
+        check_float(v, "kv_dtype", out->kv_dtype);
+        bpi_ref_mla_check_dim(v, "block_tok", out->block_tok);
+    }
     bpi_ref_mla_check_dim(v, "rope_dim", out->rope_dim);
     if (out->rope_dim % 2 != 0) {
         bpi_ref_refuse(v, BP_R_SHAPE, "rope_dim", out->rope_dim, 2, BPI_REF_MLA_MAX_DIM,
@@ -93,14 +95,19 @@ void bpi_ref_mla_check_problem(const void *problem, struct bp_mla_problem *out,
     }
 }
 
-void bpi_ref_mla_check_latent(const struct bp_mla_problem *p, struct bp_verdict *v)
+void bpi_ref_mla_check_latent(const struct bp_mla_problem *p, bool cache, struct bp_verdict *v)
 {
     bpi_ref_mla_check_dim(v, "n_head", p->n_head);
     bpi_ref_mla_check_dim(v, "nope_dim", p->nope_dim);
     bpi_ref_mla_check_dim(v, "v_dim", p->v_dim);
     bpi_ref_mla_check_dim(v, "kv_rank", p->kv_rank);
-    bpi_ref_mla_check_layout(v, "layout_id", "mla", p->layout_id,
-                             (uint64_t)p->kv_rank + p->rope_dim, p->kv_dtype);
+    if (cache || p->layout_id == 0) {
+        bpi_ref_mla_check_layout(v, "layout_id", "mla", p->layout_id,
+                                 (uint64_t)p->kv_rank + p->rope_dim, p->kv_dtype);
+    } else if (v->layouts != NULL && v->cap_layouts > 0) {
+        v->layouts[0] = p->layout_id;
+        v->n_layouts = 1;
+    }
 }
 
 void bpi_ref_mla_check_layout(struct bp_verdict *v, const char *field, const char *family,

@@ -204,8 +204,8 @@ static int32_t prefill_supports(void *self, const void *problem, struct bp_verdi
 {
     (void)self;
     struct bp_mla_problem p;
-    bpi_ref_mla_check_problem(problem, &p, v);
-    bpi_ref_mla_check_latent(&p, v);
+    bpi_ref_mla_check_problem(problem, &p, false, v);
+    bpi_ref_mla_check_latent(&p, false, v);
     bpi_ref_verdict_done(v);
     return BP_OK;
 }
