@@ -60,8 +60,8 @@ static void sort_entries(struct entries *e, bool backwards)
 
 static bool is_part(struct bpi_span part, struct bpi_span whole, bool backwards)
 {
-    const char *from = backwards ? whole.data + (whole.n - part.n) : whole.data;
-    return part.n < whole.n && memcmp(part.data, from, part.n) == 0;
+    if (part.n >= whole.n) return false;
+    return memcmp(part.data, backwards ? whole.data + (whole.n - part.n) : whole.data, part.n) == 0;
 }
 
 /* In sorted order the entries that begin this one are among its predecessor and those that begin the predecessor. */

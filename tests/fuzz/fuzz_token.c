@@ -138,11 +138,14 @@ static size_t take_text(struct input *in, char *out, size_t max, bool mapped)
 
 static void add_recipe(struct image *m, struct input *in)
 {
-    static const char *const templates[] = {NULL, "[gMASK]<sop><|user|>\n{{ x }}<|assistant|>",
+    static const char *const templates[] = {NULL,
+                                            "[gMASK]<sop><|user|>\n{{ x }}<|assistant|>",
                                             "[gMASK]<sop><|user|>{{ x }}<|assistant|>",
                                             "bos_token User: \n\nAssistant: eos_token",
                                             "<\xef\xbd\x9cUser\xef\xbd\x9c><\xef\xbd\x9c"
-                                            "Assistant\xef\xbd\x9c>"};
+                                            "Assistant\xef\xbd\x9c>",
+                                            "<|im_system|>system<|im_middle|>x<|im_end|><|im_user|>"
+                                            "<|im_assistant|>"};
     static const char *const marks[] = {"[gMASK]",
                                         "<sop>",
                                         "<|system|>",
@@ -152,7 +155,12 @@ static void add_recipe(struct image *m, struct input *in)
                                         "<\xef\xbd\x9c"
                                         "Assistant\xef\xbd\x9c>",
                                         "<\xef\xbd\x9c"
-                                        "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
+                                        "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+                                        "<|im_system|>",
+                                        "<|im_user|>",
+                                        "<|im_assistant|>",
+                                        "<|im_middle|>",
+                                        "<|im_end|>"};
     const char *text = templates[take(in) % BPI_ARRAY_LEN(templates)];
     if (text != NULL) {
         image_str(m, "tokenizer.chat_template", text);
