@@ -39,14 +39,17 @@ uint32_t bp_oracle_precision_of(uint32_t dtype)
                                 : BP_ORACLE_F32;
 }
 
-/* To n_bits of significand, ties to even, in plain double arithmetic. Subnormals below 2^min_exp lose bits. */
+/* To n_bits of significand, ties to even, but to no finer step than 2^min_exp, in plain double arithmetic: adding and
+ * taking away a number whose own step is the wanted one leaves v rounded to that step. */
 static double round_bits(double v, int n_bits, int min_exp, double largest)
 {
     int e;
     if (v == 0.0 || isnan(v) || isinf(v)) return v;
     (void)frexp(v, &e); /* |v| in [2^(e-1), 2^e) */
-    int unit = e - n_bits > min_exp ? e - n_bits : min_exp;
-    double r = ldexp(nearbyint(ldexp(v, -unit)), unit);
+    int step = e - n_bits > min_exp ? e - n_bits : min_exp;
+    volatile double shift = ldexp(1.5, step + 52);
+    double r = (v + shift) - shift;
+    if (r == 0.0) return copysign(0.0, v);
     return fabs(r) > largest ? copysign(INFINITY, v) : r;
 }
 

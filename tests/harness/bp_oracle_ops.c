@@ -6,30 +6,41 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A sum of products: in double, or number by number in F32. */
+/* A sum of products of numbers that are rounded already: in double, or one by one in F32. */
 static double dot(uint32_t precision, const double *a, const double *b, int64_t n, double *mag)
 {
     double sum = 0.0, squares = 0.0;
     float sum32 = 0.0f;
     for (int64_t i = 0; i < n; ++i) {
-        double x = bp_oracle_round(a[i], precision), y = bp_oracle_round(b[i], precision);
-        sum += x * y;
-        sum32 += (float)x * (float)y;
-        squares += x * y * x * y;
+        double product = a[i] * b[i];
+        sum += product;
+        squares += product * product;
+        if (precision == BP_ORACLE_F32) sum32 += (float)a[i] * (float)b[i];
     }
     if (mag != NULL) *mag = sqrt(squares);
     return precision == BP_ORACLE_F32 ? (double)sum32 : bp_oracle_round(sum, precision);
 }
 
+static double *rounded_copy(uint32_t precision, const double *v, int64_t n)
+{
+    double *r = bp_oracle_alloc((size_t)n, sizeof *r);
+    for (int64_t i = 0; i < n; ++i) r[i] = bp_oracle_round(v[i], precision);
+    return r;
+}
+
 void bp_oracle_matmul(uint32_t precision, const double *w, int64_t rows, int64_t cols,
                       const double *x, int64_t n_tok, double *y, double *mag)
 {
+    double *wr = rounded_copy(precision, w, rows * cols),
+           *xr = rounded_copy(precision, x, n_tok * cols);
     for (int64_t t = 0; t < n_tok; ++t) {
         for (int64_t r = 0; r < rows; ++r) {
             double *m = mag != NULL ? &mag[t * rows + r] : NULL;
-            y[t * rows + r] = dot(precision, w + r * cols, x + t * cols, cols, m);
+            y[t * rows + r] = dot(precision, wr + r * cols, xr + t * cols, cols, m);
         }
     }
+    free(wr);
+    free(xr);
 }
 
 void bp_oracle_rms(uint32_t precision, const double *x, const double *w, int64_t n_rows, int64_t n,
