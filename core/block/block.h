@@ -45,9 +45,10 @@ int32_t bpi_block_decode(uint32_t type, const void *src, uint64_t n_elems, float
  * the block's largest they count as that; a block whose weights are all zero is weighted evenly. The float types round
  * to nearest whatever the weights are.
  * Numeric: what is made smallest is the (weighted) sum of squared errors of the decoded values. A block of zeros, or
- * of magnitudes up to 2^-25, decodes to zeros exactly. Scales are stored as half floats: below about 2^-14 times the
- * format's largest integers they lose bits, so values below 1e-4 (types with one scale) get coarser. The same input
- * gives the same bytes on every machine.
+ * of magnitudes up to 2^-25, decodes to zeros exactly. Values go up to the type's max_abs. Downwards scales are half
+ * floats, which lose bits below 2^-14 and end at 2^-24: values of a typical size of 1e-3 have the same relative error
+ * as larger ones (to 1.5 %), of 1e-5 up to 30 % more, below 1e-6 every quantized type gets coarse, but never worse
+ * than zeros. The same input gives the same bytes on every machine.
  * Errors: BP_E_UNSUPPORTED for types without an encoder, BP_E_ARG when n_elems is no multiple of the block,
  * BP_E_NUMERIC when a value is NaN, infinite or above the type's max_abs, or a weight is NaN, infinite or negative;
  * nothing is written then. */

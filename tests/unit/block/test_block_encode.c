@@ -12,6 +12,7 @@
 #include "unit/block/block_formula.h"
 
 #define SEED UINT64_C(77)
+#define KNOWN_HASH UINT64_C(0x20f35479dfd42425)
 enum { BLOCKS = 6, MAX_ELEMS = 256 * BLOCKS, MAX_BYTES = 4 * MAX_ELEMS, GUARD = 0xa5 };
 
 static const struct bpi_block_info *encodable(int type)
@@ -239,6 +240,37 @@ START_TEST(subnormal_scales)
 }
 END_TEST
 
+/* ---- the same everywhere ---- */
+
+/* The bytes of all encoders, from values that no mathematical library had a hand in. The hash changes when a search is
+ * changed on purpose; compilers, options and processors must not change it. */
+START_TEST(known_bytes)
+{
+    enum { COUNT = 16384 };
+    static float x[COUNT], w[COUNT];
+    static unsigned char out[4 * COUNT];
+    struct bpi_rng rng;
+    uint64_t hash = UINT64_C(0xcbf29ce484222325), n_bytes;
+    bpi_rng_seed(&rng, SEED);
+    for (int i = 0; i < COUNT; ++i) {
+        double v = -1.5;
+        for (int k = 0; k < 3; ++k) v += bpi_rng_f64(&rng);
+        x[i] = (float)(v * v * v);
+        w[i] = (float)bpi_rng_f64(&rng);
+    }
+    for (int type = 0; type < BP_GGUF_COUNT; ++type) {
+        if (encodable(type) == NULL) continue;
+        for (int weighted = 0; weighted < 2; ++weighted) {
+            const float *weights = weighted != 0 ? w : NULL;
+            ck_assert(bpi_block_bytes((uint32_t)type, COUNT, &n_bytes));
+            ck_assert_int_eq(bpi_block_encode((uint32_t)type, x, COUNT, weights, out), BP_OK);
+            for (uint64_t i = 0; i < n_bytes; ++i) hash = (hash ^ out[i]) * UINT64_C(0x100000001b3);
+        }
+    }
+    ck_assert_msg(hash == KNOWN_HASH, "hash %016llx", (unsigned long long)hash);
+}
+END_TEST
+
 /* ---- floats ---- */
 
 START_TEST(floats_round_to_nearest)
@@ -313,6 +345,7 @@ int main(void)
     tcase_add_loop_test(c, zeros, 0, BP_GGUF_COUNT);
     tcase_add_test(c, group_of_zeros);
     tcase_add_loop_test(c, subnormal_scales, 0, BP_GGUF_COUNT);
+    tcase_add_test(c, known_bytes);
     tcase_add_test(c, floats_round_to_nearest);
     tcase_add_loop_test(c, weights_by_ratio, 0, BP_GGUF_COUNT);
     suite_add_tcase(s, c);

@@ -63,6 +63,16 @@ START_TEST(encoded_values)
 }
 END_TEST
 
+/* The checked-in codebooks are what the generator writes. */
+START_TEST(codebooks_are_generated)
+{
+    fflush(stdout);
+    int status = system("python3 '" BP_SOURCE_DIR "/scripts/gen_codebooks.py' > block_grids.new && "
+                        "cmp block_grids.new '" BP_SOURCE_DIR "/core/block/block_grids.inc'");
+    ck_assert_int_eq(status, 0);
+}
+END_TEST
+
 int main(void)
 {
     if (python_check("write probe_block.gguf") == 77) return 77;
@@ -71,6 +81,7 @@ int main(void)
     tcase_set_timeout(c, 120);
     tcase_add_loop_test(c, random_blocks, 0, BP_GGUF_COUNT);
     tcase_add_loop_test(c, encoded_values, 0, 8 * 3);
+    tcase_add_test(c, codebooks_are_generated);
     suite_add_tcase(s, c);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);
