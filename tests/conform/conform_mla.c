@@ -380,12 +380,12 @@ static void all_decode(struct mla_suite *s)
     mla_op_done(s, &op);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct mla_suite s;
-    mla_suite_open(&s);
+    mla_suite_open(&s, argc, argv);
     for (size_t i = 0; i < bpi_loader_n_plugins(s.loader); ++i) {
-        s.provider = bpi_loader_plugin(s.loader, i)->name;
+        if (!mla_suite_take(&s, i)) continue;
         all_prefill(&s);
         all_decode(&s);
     }

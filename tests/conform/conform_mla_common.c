@@ -21,6 +21,43 @@ static int32_t do_merge(const struct mla_op *op, const void *a, struct bp_error 
     return COMMON(op)->merge(op->ref.self, &op->l, a, err);
 }
 
+static int32_t do_gather(const struct mla_op *op, const void *a, struct bp_error *err)
+{
+    return COMMON(op)->cache_gather(op->ref.self, &op->l, a, err);
+}
+
+/* Slabs that begin inside a block, end inside one, or are empty: the very rows that the whole gather gave. */
+static void gather_parts(struct mla_suite *s, struct mla_op *op, const struct mla_filled *x,
+                         const struct mla_dims *d)
+{
+    static const int32_t seq[] = {4, 2, 5, 0, 3, 1}, begin[] = {60, 63, 630, 0, 0, 10};
+    static const int32_t cu[] = {0, 70, 71, 141, 141, 206, 259};
+    struct bp_mla_prefill_meta m = x->gather;
+    struct bp_tensor c = mla_tensor(s, d->act, 259, d->c, 0, 0);
+    struct bp_tensor k_pe = mla_tensor(s, d->act, 259, d->r, 0, 8);
+    m.n_k = 259;
+    m.max_k = 70;
+    m.seq = m.seq_host = seq;
+    m.kv_begin = m.kv_begin_host = begin;
+    m.cu_k = m.cu_k_host = m.cu_q = m.cu_q_host = cu;
+    struct bp_mla_cache_gather_args a = {.h = BP_HDR(struct bp_mla_cache_gather_args, k_pe),
+                                         .meta = &m,
+                                         .pool = x->cache.pool,
+                                         .c = c,
+                                         .k_pe = k_pe};
+    const struct bp_tensor *outs[] = {&c, &k_pe};
+    if (!mla_run(s, op, do_gather, &a, outs, 2, NULL, 0)) return;
+    for (int i = 0; i < 6; ++i) {
+        const int64_t from = x->cu[seq[i]] + begin[i], n = cu[i + 1] - cu[i];
+        struct bp_tensor got = mla_rows(&c, cu[i], cu[i + 1]),
+                         want = mla_rows(&x->c, from, from + n);
+        struct bp_tensor got_pe = mla_rows(&k_pe, cu[i], cu[i + 1]);
+        struct bp_tensor want_pe = mla_rows(&x->k_pe, from, from + n);
+        if (mla_same_bits(&got, &want) && mla_same_bits(&got_pe, &want_pe)) continue;
+        (void)mla_fail(s, "segment %d has other rows than a gather of everything", i);
+    }
+}
+
 /* Rows of the cache against norm and rotation of what was written. */
 static void cache_case(struct mla_suite *s, struct mla_op *op, const struct mla_dims *d)
 {
@@ -72,6 +109,7 @@ static void cache_case(struct mla_suite *s, struct mla_op *op, const struct mla_
     if (mla_judge(s, "c", &x.c, n, c[0], c[1], NULL, coarser, act)) {
         (void)mla_judge(s, "k_pe", &x.k_pe, n, r[0], r[1], NULL, coarser, act);
     }
+    gather_parts(s, op, &x, d);
     for (int k = 0; k < 2; ++k) {
         free(rows[k]);
         free(c[k]);
@@ -317,14 +355,14 @@ static void merge_case(struct mla_suite *s, struct mla_op *op, const struct mla_
     free(lb);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct mla_suite s;
-    mla_suite_open(&s);
+    mla_suite_open(&s, argc, argv);
     for (size_t i = 0; i < bpi_loader_n_plugins(s.loader); ++i) {
         struct mla_op op;
         unsigned turn = 0;
-        s.provider = bpi_loader_plugin(s.loader, i)->name;
+        if (!mla_suite_take(&s, i)) continue;
         if (!mla_op_find(&s, "bp.mla.common", &op)) continue;
         for (int k = 0; k < 2 * 9; ++k) {
             struct mla_dims d = {3, 48, mla_latent[k / 9].r, 40, mla_latent[k / 9].c, 0, 0};

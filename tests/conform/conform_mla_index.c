@@ -387,15 +387,15 @@ static void tie_case(struct mla_suite *s, struct mla_op *op, const struct index_
     free(v);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static const uint32_t heads[] = {2, 8, 32}, top_ks[] = {64, 1, 63, 256, 999, 1000, 2048};
     struct mla_suite s;
-    mla_suite_open(&s);
+    mla_suite_open(&s, argc, argv);
     for (size_t i = 0; i < bpi_loader_n_plugins(s.loader); ++i) {
         struct mla_op op;
         unsigned flips = 0;
-        s.provider = bpi_loader_plugin(s.loader, i)->name;
+        if (!mla_suite_take(&s, i)) continue;
         if (!mla_op_find(&s, "bp.mla.index", &op)) continue;
         for (int k = 0; k < 3 * 2 * 9; ++k) {
             const bool odd = k / 9 % 2 == 1;

@@ -18,13 +18,30 @@ static void must(int32_t rc, const struct bp_error *err)
     exit(2);
 }
 
-void mla_suite_open(struct mla_suite *s)
+static void read_arguments(struct mla_suite *s, int argc, char **argv)
+{
+    for (int i = 1; i < argc; ++i) {
+        const bool more = i + 1 < argc;
+        if (strcmp(argv[i], "--verbose") == 0) {
+            s->verbose = true;
+        } else if (strcmp(argv[i], "--provider") == 0 && more) {
+            s->only = argv[++i];
+        } else if (strcmp(argv[i], "--seed") == 0 && more) {
+            s->seed = strtoull(argv[++i], NULL, 0);
+        } else {
+            (void)fprintf(stderr, "usage: %s [--provider NAME] [--seed N] [--verbose]\n", argv[0]);
+            exit(2);
+        }
+    }
+}
+
+void mla_suite_open(struct mla_suite *s, int argc, char **argv)
 {
     struct bp_error err = BP_ERROR_INIT;
-    const char *text = getenv("BP_SEED");
     memset(s, 0, sizeof *s);
-    s->seed = text != NULL ? strtoull(text, NULL, 0) : UINT64_C(1);
-    printf("seed %llu (set BP_SEED to change it)\n", (unsigned long long)s->seed);
+    s->seed = 1;
+    read_arguments(s, argc, argv);
+    printf("seed %llu (--seed N for another)\n", (unsigned long long)s->seed);
     bpi_rng_seed(&s->rng, s->seed);
     must(bpi_config_create(&s->config, &err), &err);
     must(bpi_pool_create(2, &s->pool, &err), &err);
@@ -34,6 +51,12 @@ void mla_suite_open(struct mla_suite *s)
         must(bpi_loader_register(s->loader, providers[i], &err), &err);
     }
     s->host = (struct bp_device){.h = BP_HDR(struct bp_device, name), .kind = BP_DEV_HOST};
+}
+
+bool mla_suite_take(struct mla_suite *s, size_t i)
+{
+    s->provider = bpi_loader_plugin(s->loader, i)->name;
+    return s->only == NULL || strcmp(s->only, s->provider) == 0;
 }
 
 int mla_suite_close(struct mla_suite *s)
@@ -68,6 +91,19 @@ bool mla_op_find(struct mla_suite *s, const char *iface, struct mla_op *op)
     return op->offered;
 }
 
+static void print_reasons(const struct mla_suite *s, const struct mla_op *op)
+{
+    const uint32_t n = op->answer.verdict.n_reasons;
+    printf("declined by %s, %s:", s->provider, s->label);
+    for (uint32_t i = 0; i < n && i < BPI_MAX_REASONS; ++i) {
+        struct bpi_buf b = {0};
+        bpi_loader_format_reason(&op->answer.reasons[i], &b);
+        printf(" %s;", b.data != NULL ? b.data : "");
+        bpi_buf_free(&b);
+    }
+    printf("\n");
+}
+
 bool mla_ask(struct mla_suite *s, struct mla_op *op, const struct bp_mla_problem *p)
 {
     struct bp_error err = BP_ERROR_INIT;
@@ -75,6 +111,7 @@ bool mla_ask(struct mla_suite *s, struct mla_op *op, const struct bp_mla_problem
     bpi_loader_ask(&op->ref, s->provider, p, &op->answer);
     if (op->answer.verdict.level == BP_V_NO) {
         ++s->n_declined;
+        if (s->verbose) print_reasons(s, op);
         if (op->answer.verdict.n_reasons == 0) {
             return mla_fail(s, "%s declined without a reason", op->iface);
         }
@@ -287,6 +324,7 @@ bool mla_run(struct mla_suite *s, struct mla_op *op, mla_call call, const void *
 {
     unsigned char *before[4] = {NULL}, *after[8] = {NULL};
     ++s->n_case;
+    if (s->verbose) printf("%s: %s\n", s->label, op->iface);
     for (int i = 0; i < n_out; ++i) poison(outs[i], 0xff);
     for (int i = 0; i < n_inout; ++i) before[i] = saved(inouts[i]);
     bool good = call_once(s, op, call, args);

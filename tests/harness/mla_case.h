@@ -23,13 +23,17 @@ struct mla_suite {
         size_t n_bytes;
     } bufs[MLA_MAX_BUFS];
     int n_buf;
-    const char *provider;
+    const char *provider, *only; /* at hand; asked for, NULL for all */
+    bool verbose;
     char label[200]; /* of the case at hand */
     unsigned n_case, n_declined, n_failed;
 };
 
-/* Registers every provider. Ends the program on failure: nothing could be tested. */
-void mla_suite_open(struct mla_suite *s);
+/* Arguments of a conformance program: [--provider NAME] [--seed N] [--verbose]. Registers every provider. Ends the
+ * program on failure: nothing could be tested. */
+void mla_suite_open(struct mla_suite *s, int argc, char **argv);
+/* Selects the i-th provider as the one at hand; false when it is not the one asked for. */
+bool mla_suite_take(struct mla_suite *s, size_t i);
 /* Prints the sums; the program's exit status. */
 int mla_suite_close(struct mla_suite *s);
 /* Prints one failure of the case at hand. Returns false. */

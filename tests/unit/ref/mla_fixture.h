@@ -35,7 +35,9 @@ struct fx {
 static inline void *fx_host_alloc(void *ctx, uint64_t n_bytes, uint64_t align)
 {
     (void)ctx;
-    return bpi_alloc_aligned(n_bytes, align);
+    void *p = bpi_alloc_aligned(n_bytes, align);
+    if (p != NULL) memset(p, 0, n_bytes); /* as plugin.h promises */
+    return p;
 }
 static inline void fx_host_free(void *ctx, void *p)
 {
