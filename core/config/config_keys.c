@@ -96,8 +96,6 @@ static const struct bpi_config_key keys[] = {
     KEY_ENUM("plugin.ref", "round", "none", "none|bf16|f16",
              "none = f32 in and out of every op, sums in double; bf16 or f16 = inputs and output of every op "
              "are also rounded to that type, which is the baseline that other backends are measured against."),
-    KEY_INT("plugin.ref", "decoded_mib", "96", NULL, 0, 1048576,
-            "MiB of weights that are kept decoded as f32; what goes beyond is decoded again in every call."),
 };
 
 static const struct bpi_config_section sections[] = {

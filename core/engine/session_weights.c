@@ -157,8 +157,8 @@ static int32_t prepare_global(struct bp_session *s, struct bp_error *err)
     return upload_vec(s, BPI_W_OUTPUT_NORM, 0, &s->output_norm, err);
 }
 
-/* What every token reads comes first, the experts last: a provider with a budget for decoded weights (ref) then spends it
- * where it helps most. */
+/* What every token reads comes first, the experts last: a provider that runs short of fast memory then has spent it where
+ * it helps most. */
 int32_t bpi_session_prepare(struct bp_session *s, struct bp_error *err)
 {
     BP_TRY(prepare_global(s, err));

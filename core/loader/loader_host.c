@@ -3,6 +3,12 @@
 #include "loader/loader_priv.h"
 
 #include <string.h>
+#ifdef BP_SANITIZED
+#include <sanitizer/asan_interface.h>
+#define GUARD(p, n) ASAN_POISON_MEMORY_REGION(p, n) /* nothing without the address sanitizer */
+#else
+#define GUARD(p, n) ((void)0)
+#endif
 
 enum { ENGINE_VERSION = 100 }; /* 0.1.0 as major * 10000 + minor * 100 + patch */
 
@@ -62,18 +68,22 @@ struct head {
     uint64_t n_bytes;
 };
 
+/* Zeroed by calloc, which knows when pages come fresh from the system and leaves them untouched: what a plugin reserves
+ * for the largest problem costs no memory until it is used. calloc cannot align, so the block is moved up inside. */
 static void *host_mem_alloc(void *ctx, uint64_t n_bytes, uint64_t align)
 {
     struct bpi_plugin *p = ctx;
-    uint64_t total;
+    uint64_t extra, total;
     if (align == 0 || (align & (align - 1)) != 0) return NULL;
-    /* The gap before the block holds the head and keeps the block aligned. */
-    uint64_t gap = align > sizeof(struct head) ? align : sizeof(struct head);
-    if (!bpi_add_u64(n_bytes, gap, &total) || total > SIZE_MAX) return NULL;
-    unsigned char *base = bpi_alloc_aligned((size_t)total, (size_t)gap);
+    if (!bpi_add_u64(sizeof(struct head), align - 1, &extra)) return NULL;
+    if (!bpi_add_u64(n_bytes, extra, &total) || total > SIZE_MAX) return NULL;
+    unsigned char *base = bpi_calloc(1, (size_t)total);
     if (base == NULL) return NULL;
+    const uint64_t at = (uint64_t)(uintptr_t)base + sizeof(struct head);
+    const uint64_t gap = sizeof(struct head) + (-at & (align - 1));
     struct head head = {base, n_bytes};
     memcpy(base + gap - sizeof head, &head, sizeof head);
+    GUARD(base + gap + n_bytes, total - gap - n_bytes);
     uint64_t used = atomic_fetch_add(&p->used_bytes, n_bytes) + n_bytes;
     uint64_t peak = atomic_load(&p->peak_bytes);
     while (used > peak && !atomic_compare_exchange_weak(&p->peak_bytes, &peak, used)) continue;

@@ -202,8 +202,7 @@ static int32_t dense_prepare(void *self, const struct bp_raw *raw, void **out,
     }
     struct bpi_ref_weight *w = bpi_ref_alloc(ref, 1, sizeof *w);
     if (w == NULL) return bpi_fail_nomem(err, "ref", sizeof *w);
-    /* A step reads a few rows of it only: keeping it decoded would waste the budget. */
-    int32_t rc = bpi_ref_weight_open(ref, raw, false, w, err);
+    int32_t rc = bpi_ref_weight_open(ref, raw, w, err);
     if (rc != BP_OK) {
         bpi_ref_free(ref, w);
         return rc;
@@ -218,8 +217,6 @@ static int32_t dense_prepare(void *self, const struct bp_raw *raw, void **out,
 
 static void dense_release(void *self, void *table)
 {
-    if (table == NULL) return;
-    bpi_ref_weight_close(self, table);
     bpi_ref_free(self, table);
 }
 

@@ -1,6 +1,6 @@
 /* ref_mla_weights.c - the up-projections of one layer: prepare, expand (keys and values of all heads from latents) and
  * absorb (queries into latent space, outputs out of it).
- * Handles are decoded whole, since each of their numbers is used at every step; they are not charged to decoded_mib.
+ * Handles are decoded whole, in one orientation, since each of their numbers is used at every step.
  * Threads: prepare and release serialised per instance; expand and absorb one call per instance.
  * SPDX-License-Identifier: MIT */
 #include "ref/ref_mla.h"

@@ -150,13 +150,6 @@ static int32_t moe_tensors(void *self, uint32_t slot, const void *args, struct b
 
 /* ---- experts of a layer ---- */
 
-static void close_all(struct bpi_ref *ref, struct bpi_ref_moe *m)
-{
-    struct bpi_ref_weight *all[] = {&m->gate,        &m->up,        &m->down,
-                                    &m->shared_gate, &m->shared_up, &m->shared_down};
-    for (size_t i = 0; i < BPI_ARRAY_LEN(all); ++i) bpi_ref_weight_close(ref, all[i]);
-}
-
 /* Views the two halves of a joint tensor as two tensors. A shard is a range of one half, [0, n_ff), and means the same
  * rows of the other half; the whole range [0, 2 n_ff) means all of both. */
 static int32_t split_gate_up(const struct bp_raw *raw, struct bp_raw *gate, struct bp_raw *up,
@@ -179,7 +172,7 @@ static int32_t split_gate_up(const struct bp_raw *raw, struct bp_raw *gate, stru
     return BP_OK;
 }
 
-static int32_t open_routed(struct bpi_ref *ref, const struct bp_moe_weights *w,
+static int32_t open_routed(const struct bpi_ref *ref, const struct bp_moe_weights *w,
                            struct bpi_ref_moe *m, struct bp_error *err)
 {
     struct bp_raw gate = w->gate, up = w->up;
@@ -189,9 +182,9 @@ static int32_t open_routed(struct bpi_ref *ref, const struct bp_moe_weights *w,
         return bpi_fail(err, BP_E_ARG, "ref", w->down.name,
                         "an expert needs gate, up and down, and one is missing");
     }
-    BP_TRY(bpi_ref_weight_open(ref, &gate, true, &m->gate, err));
-    BP_TRY(bpi_ref_weight_open(ref, &up, true, &m->up, err));
-    BP_TRY(bpi_ref_weight_open(ref, &w->down, true, &m->down, err));
+    BP_TRY(bpi_ref_weight_open(ref, &gate, &m->gate, err));
+    BP_TRY(bpi_ref_weight_open(ref, &up, &m->up, err));
+    BP_TRY(bpi_ref_weight_open(ref, &w->down, &m->down, err));
     bool same = gate.begin[2] == up.begin[2] && gate.end[2] == up.end[2] &&
                 gate.begin[2] == w->down.begin[2] && gate.end[2] == w->down.end[2];
     if (!same || m->gate.cols != m->up.cols || m->gate.rows != m->up.rows ||
@@ -211,7 +204,7 @@ static int32_t open_routed(struct bpi_ref *ref, const struct bp_moe_weights *w,
     return BP_OK;
 }
 
-static int32_t open_shared(struct bpi_ref *ref, const struct bp_moe_weights *w,
+static int32_t open_shared(const struct bpi_ref *ref, const struct bp_moe_weights *w,
                            struct bpi_ref_moe *m, struct bp_error *err)
 {
     const bool none =
@@ -221,9 +214,9 @@ static int32_t open_shared(struct bpi_ref *ref, const struct bp_moe_weights *w,
         return bpi_fail(err, BP_E_ARG, "ref", w->shared_down.name,
                         "the shared expert needs gate, up and down, and one is missing");
     }
-    BP_TRY(bpi_ref_weight_open(ref, &w->shared_gate, true, &m->shared_gate, err));
-    BP_TRY(bpi_ref_weight_open(ref, &w->shared_up, true, &m->shared_up, err));
-    BP_TRY(bpi_ref_weight_open(ref, &w->shared_down, true, &m->shared_down, err));
+    BP_TRY(bpi_ref_weight_open(ref, &w->shared_gate, &m->shared_gate, err));
+    BP_TRY(bpi_ref_weight_open(ref, &w->shared_up, &m->shared_up, err));
+    BP_TRY(bpi_ref_weight_open(ref, &w->shared_down, &m->shared_down, err));
     const struct bpi_ref_weight *gate = &m->shared_gate, *up = &m->shared_up,
                                 *down = &m->shared_down;
     if (gate->planes != 1 || up->planes != 1 || down->planes != 1 || gate->cols != up->cols ||
@@ -255,15 +248,12 @@ static int32_t moe_prepare(void *self, const struct bp_moe_weights *w, void **ou
                       "a mixture needs experts or a shared expert, and has neither");
     }
     if (rc != BP_OK) {
-        close_all(ref, m);
         bpi_ref_free(ref, m);
         return rc;
     }
     if (BP_HAS(info, struct bp_weight_info, n_bytes)) {
         info->layout_id = 0;
-        info->n_bytes = sizeof *m + m->gate.owned_bytes + m->up.owned_bytes + m->down.owned_bytes +
-                        m->shared_gate.owned_bytes + m->shared_up.owned_bytes +
-                        m->shared_down.owned_bytes;
+        info->n_bytes = sizeof *m;
     }
     *out = m;
     return BP_OK;
@@ -271,8 +261,6 @@ static int32_t moe_prepare(void *self, const struct bp_moe_weights *w, void **ou
 
 static void moe_release(void *self, void *weights)
 {
-    if (weights == NULL) return;
-    close_all(self, weights);
     bpi_ref_free(self, weights);
 }
 

@@ -9,15 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { DECODED_MIB_DEFAULT = 96, DECODED_MIB_MAX = 1 << 20 };
-
 // clang-format off
 static const struct bp_cfg_key cfg_keys[] = {
     {"round", "enum:none|bf16|f16", "none",
      "Round every activation and decoded weight to this format; sums stay double. The same-precision baseline.", 0, 0},
-    {"decoded_mib", "int", "96",
-     "MiB of weights that may be kept decoded as f32; the rest is decoded anew at every use, with the same bits.",
-     0, DECODED_MIB_MAX},
 };
 
 static const struct {
@@ -54,14 +49,6 @@ static int32_t read_config(struct bpi_ref *ref, struct bp_error *err)
         return bpi_fail(err, BP_E_CONFIG, "ref", "plugin.ref.round",
                         "this key takes none, bf16 or f16, and its value is none of them");
     }
-    int64_t mib = DECODED_MIB_DEFAULT;
-    rc = host->cfg_i64(host->ctx, "decoded_mib", &mib);
-    if (rc == BP_DECLINED) mib = DECODED_MIB_DEFAULT;
-    if ((rc != BP_OK && rc != BP_DECLINED) || mib < 0 || mib > DECODED_MIB_MAX) {
-        return bpi_fail(err, BP_E_CONFIG, "ref", "plugin.ref.decoded_mib",
-                        "this key takes a whole number of MiB from 0 to %d", DECODED_MIB_MAX);
-    }
-    atomic_init(&ref->decoded_left, (uint64_t)mib << 20);
     return BP_OK;
 }
 
@@ -82,7 +69,6 @@ static int32_t ref_open(const struct bp_host *host, void **plugin, struct bp_err
 {
     struct bpi_ref *ref = host->mem_alloc(host->ctx, sizeof *ref, 64);
     if (ref == NULL) return bpi_fail_nomem(err, "ref", sizeof *ref);
-    memset(ref, 0, sizeof *ref);
     ref->host = host;
     describe_device(&ref->device);
     int32_t rc = read_config(ref, err);

@@ -9,7 +9,6 @@
 #ifndef BPI_REF_PRIV_H
 #define BPI_REF_PRIV_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include "base/base.h"
 #include "base/half.h"
@@ -20,9 +19,8 @@ enum bpi_ref_round { BPI_REF_ROUND_NONE = 0, BPI_REF_ROUND_BF16 = 1, BPI_REF_ROU
 /* One plugin instance; also the `self` of every op it creates. */
 struct bpi_ref {
     const struct bp_host *host;
-    uint32_t round;          /* enum bpi_ref_round */
+    uint32_t round; /* enum bpi_ref_round */
     uint32_t reserved;
-    _Atomic uint64_t decoded_left; /* bytes of weights that may still be kept decoded as f32 */
     struct bp_device device; /* HOST */
 };
 
@@ -59,33 +57,32 @@ float bpi_ref_round_once(double v, uint32_t dtype, uint32_t round);
 /* ---- sums (ref_dot.c): fixed lane order, the same bits for the same inputs on every x86-64 ---- */
 double bpi_ref_dot_ff(const float *a, const float *b, int64_t n);
 double bpi_ref_dot_fd(const float *a, const double *b, int64_t n);
-double bpi_ref_dot_dd(const double *a, const double *b, int64_t n); /* all three agree bit for bit on equal values */
+double bpi_ref_dot_dd(const double *a, const double *b,
+                      int64_t n); /* all three agree bit for bit on equal values */
 /* y[i] += s * x[i] */
 void bpi_ref_axpy(double *y, double s, const float *x, int64_t n);
 
 /* The loops of this room are plain C; on x86-64 the compiler also makes copies for wider vectors and the loader of the
  * process picks one. All copies do the same operations in the same order (-ffp-contract=off), so they give the same
  * bits. Only GCC: clang 14 names its copies so that other files cannot link to them; sanitizers come up too late. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && !defined(BP_SANITIZED)
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) &&       \
+    !defined(BP_SANITIZED)
 #define BPI_REF_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define BPI_REF_CLONES
 #endif
 
-/* ---- host memory and the budget of decoded weights (ref_verdict.c) ---- */
+/* ---- host memory (ref_verdict.c) ---- */
 
 /* Zeroed memory from the host table; NULL on failure or overflow. Freed with bpi_ref_free, which accepts NULL. */
 void *bpi_ref_alloc(struct bpi_ref *ref, uint64_t n, uint64_t elem_bytes);
 void bpi_ref_free(struct bpi_ref *ref, void *p);
-/* Takes n_bytes from decoded_left, or nothing and false when less is left. give: puts them back. Threads: any. */
-bool bpi_ref_budget_take(struct bpi_ref *ref, uint64_t n_bytes);
-void bpi_ref_budget_give(struct bpi_ref *ref, uint64_t n_bytes);
 
 /* ---- helpers for verdicts and workspaces (ref_verdict.c) ---- */
 
 /* Adds one critical reason; the verdict becomes NO. */
-void bpi_ref_refuse(struct bp_verdict *v, uint32_t code, const char *field, int64_t got, int64_t want_lo,
-                    int64_t want_hi, const char *text);
+void bpi_ref_refuse(struct bp_verdict *v, uint32_t code, const char *field, int64_t got,
+                    int64_t want_lo, int64_t want_hi, const char *text);
 /* Every supports() begins with it: refuses structs that end before n_bytes, and unknown critical extensions. */
 void bpi_ref_check_header(struct bp_verdict *v, const struct bp_hdr *h, uint32_t n_bytes);
 /* Call last: YES unless refused; capture NONE, determinism BATCH. */

@@ -185,14 +185,14 @@ static int32_t quant_prepare(void *self, const struct bp_raw *raw, void **out,
     }
     struct bpi_ref_weight *w = bpi_ref_alloc(ref, 1, sizeof *w);
     if (w == NULL) return bpi_fail_nomem(err, "ref", sizeof *w);
-    int32_t rc = bpi_ref_weight_open(ref, raw, true, w, err);
+    int32_t rc = bpi_ref_weight_open(ref, raw, w, err);
     if (rc != BP_OK) {
         bpi_ref_free(ref, w);
         return rc;
     }
     if (BP_HAS(info, struct bp_weight_info, n_bytes)) {
         info->layout_id = 0;
-        info->n_bytes = w->owned_bytes + sizeof *w;
+        info->n_bytes = sizeof *w;
     }
     *out = w;
     return BP_OK;
@@ -200,8 +200,6 @@ static int32_t quant_prepare(void *self, const struct bp_raw *raw, void **out,
 
 static void quant_release(void *self, void *weight)
 {
-    if (weight == NULL) return;
-    bpi_ref_weight_close(self, weight);
     bpi_ref_free(self, weight);
 }
 

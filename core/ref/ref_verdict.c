@@ -8,28 +8,12 @@ void *bpi_ref_alloc(struct bpi_ref *ref, uint64_t n, uint64_t elem_bytes)
 {
     uint64_t n_bytes;
     if (!bpi_mul_u64(n, elem_bytes, &n_bytes)) return NULL;
-    void *p = ref->host->mem_alloc(ref->host->ctx, n_bytes, 64);
-    if (p != NULL) memset(p, 0, n_bytes);
-    return p;
+    return ref->host->mem_alloc(ref->host->ctx, n_bytes, 64);
 }
 
 void bpi_ref_free(struct bpi_ref *ref, void *p)
 {
     ref->host->mem_free(ref->host->ctx, p);
-}
-
-bool bpi_ref_budget_take(struct bpi_ref *ref, uint64_t n_bytes)
-{
-    uint64_t left = atomic_load(&ref->decoded_left);
-    do {
-        if (left < n_bytes) return false;
-    } while (!atomic_compare_exchange_weak(&ref->decoded_left, &left, left - n_bytes));
-    return true;
-}
-
-void bpi_ref_budget_give(struct bpi_ref *ref, uint64_t n_bytes)
-{
-    atomic_fetch_add(&ref->decoded_left, n_bytes);
 }
 
 void bpi_ref_refuse(struct bp_verdict *v, uint32_t code, const char *field, int64_t got,

@@ -1,8 +1,7 @@
-/* ref_weight.c - opens raw tensors and decodes their rows, once or at each use, with the same bits.
+/* ref_weight.c - opens raw tensors and decodes their rows at each use; F32 is read where it lies.
  * Not here: the block formats (core/block). Threads: see ref_weight.h. SPDX-License-Identifier: MIT */
 #include "ref/ref_weight.h"
 
-#include <string.h>
 #include "block/block.h"
 
 static const char *raw_name(const struct bp_raw *raw)
@@ -46,11 +45,15 @@ static int32_t check_raw(const struct bp_raw *raw, const struct bpi_block_info *
     return BP_OK;
 }
 
+static const unsigned char *row_at(const struct bpi_ref_weight *w, int64_t plane, int64_t row)
+{
+    return w->data + (uint64_t)plane * w->plane_bytes + (uint64_t)row * w->row_bytes;
+}
+
 static void decode_rows(const struct bpi_ref_weight *w, int64_t plane, int64_t row, int64_t n,
                         float *dst)
 {
-    const unsigned char *src =
-        w->data + (uint64_t)plane * w->plane_bytes + (uint64_t)row * w->row_bytes;
+    const unsigned char *src = row_at(w, plane, row);
     /* check_raw() made sure of the type and the block size, so decoding cannot fail. */
     for (int64_t i = 0; i < n; ++i) {
         float *to = dst + i * w->cover;
@@ -62,43 +65,7 @@ static void decode_rows(const struct bpi_ref_weight *w, int64_t plane, int64_t r
     }
 }
 
-/* Keeps all rows decoded when the budget allows. Running out of memory is no error: the rows are then decoded at each
- * use. */
-static void keep_decoded(struct bpi_ref *ref, struct bpi_ref_weight *w)
-{
-    uint64_t n_rows, n_elems, n_bytes;
-    if (!bpi_mul_u64((uint64_t)w->planes, (uint64_t)w->rows, &n_rows)) return;
-    if (!bpi_mul_u64(n_rows, (uint64_t)w->cols, &n_elems) || n_elems == 0) return;
-    if (!bpi_mul_u64(n_elems, sizeof(float), &n_bytes)) return;
-    if (n_bytes > INT64_MAX || !bpi_ref_budget_take(ref, n_bytes)) return;
-    float *all = bpi_ref_alloc(ref, n_elems, sizeof *all);
-    float *row = w->cover == w->cols ? NULL : bpi_ref_alloc(ref, (uint64_t)w->cover, sizeof *row);
-    if (all == NULL || (row == NULL && w->cover != w->cols)) {
-        bpi_ref_free(ref, all);
-        bpi_ref_free(ref, row);
-        bpi_ref_budget_give(ref, n_bytes);
-        return;
-    }
-    for (int64_t p = 0; p < w->planes; ++p) {
-        float *plane = all + p * w->rows * w->cols;
-        if (row == NULL) {
-            decode_rows(w, p, 0, w->rows, plane);
-            continue;
-        }
-        for (int64_t r = 0; r < w->rows; ++r) {
-            decode_rows(w, p, r, 1, row);
-            memcpy(plane + r * w->cols, row + w->skip, (size_t)w->cols * sizeof *row);
-        }
-    }
-    bpi_ref_free(ref, row);
-    w->owned = all;
-    w->owned_bytes = n_bytes;
-    w->ready = all;
-    w->ready_row = w->cols;
-    w->ready_plane = w->rows * w->cols;
-}
-
-int32_t bpi_ref_weight_open(struct bpi_ref *ref, const struct bp_raw *raw, bool keep,
+int32_t bpi_ref_weight_open(const struct bpi_ref *ref, const struct bp_raw *raw,
                             struct bpi_ref_weight *w, struct bp_error *err)
 {
     *w = (struct bpi_ref_weight){.scale = 1.0f};
@@ -126,33 +93,17 @@ int32_t bpi_ref_weight_open(struct bpi_ref *ref, const struct bp_raw *raw, bool 
     if (w->planes == 0 || w->rows == 0 || w->cols == 0) return BP_OK;
     w->data = (const unsigned char *)raw->data + (uint64_t)raw->begin[2] * w->plane_bytes +
               (uint64_t)raw->begin[1] * w->row_bytes + (uint64_t)first_block * info->block_bytes;
-    bool as_it_is = raw->type == BP_GGUF_F32 && raw->scale == 1.0f &&
-                    ref->round == BPI_REF_ROUND_NONE && (uintptr_t)w->data % _Alignof(float) == 0;
-    if (as_it_is) {
-        w->ready = (const float *)(const void *)w->data;
-        w->ready_row = raw->ne[0];
-        w->ready_plane = raw->ne[0] * raw->ne[1];
-    } else if (keep) {
-        keep_decoded(ref, w);
-    }
+    w->as_it_is = raw->type == BP_GGUF_F32 && raw->scale == 1.0f &&
+                  ref->round == BPI_REF_ROUND_NONE && (uintptr_t)w->data % _Alignof(float) == 0;
     return BP_OK;
-}
-
-void bpi_ref_weight_close(struct bpi_ref *ref, struct bpi_ref_weight *w)
-{
-    if (w->owned != NULL) {
-        bpi_ref_free(ref, w->owned);
-        bpi_ref_budget_give(ref, w->owned_bytes);
-    }
-    *w = (struct bpi_ref_weight){0};
 }
 
 const float *bpi_ref_weight_rows(const struct bpi_ref_weight *w, int64_t plane, int64_t row,
                                  int64_t n, float *buf, int64_t *stride)
 {
-    if (w->ready != NULL) {
-        *stride = w->ready_row;
-        return w->ready + plane * w->ready_plane + row * w->ready_row;
+    if (w->as_it_is) {
+        *stride = (int64_t)(w->row_bytes / sizeof(float));
+        return (const float *)(const void *)row_at(w, plane, row);
     }
     *stride = w->cover;
     if (w->data != NULL) decode_rows(w, plane, row, n, buf);

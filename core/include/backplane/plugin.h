@@ -49,8 +49,8 @@ struct bp_host {
     int32_t (*cfg_i64)(void *ctx, const char *key, int64_t *out);
     int32_t (*cfg_f64)(void *ctx, const char *key, double *out);
 
-    /* mem_alloc - host memory, aligned (power of two, at least 8), accounted under the plugin's name; NULL on failure.
-     * mem_free accepts NULL. */
+    /* mem_alloc - zeroed host memory, aligned (power of two, at least 8), accounted under the plugin's name; NULL on
+     * failure. Pages of large blocks take no memory until they are first touched. mem_free accepts NULL. */
     void *(*mem_alloc)(void *ctx, uint64_t n_bytes, uint64_t align);
     void (*mem_free)(void *ctx, void *p);
 

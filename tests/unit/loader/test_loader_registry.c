@@ -2,6 +2,12 @@
  * The choice between providers: test_loader_choose.c. SPDX-License-Identifier: MIT */
 #include "loader_fixture.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 /* Registers alpha, which must fail with this code and all these words. */
 static void refused(struct stand *s, bp_plugin_query_fn query, int32_t code, const char *word,
                     const char *word2)
@@ -223,6 +229,62 @@ START_TEST(memory_is_aligned_and_counted)
 }
 END_TEST
 
+/* Also where the allocator hands out again what was written and freed before. */
+START_TEST(memory_is_zeroed)
+{
+    static const uint64_t sizes[] = {1, 24, 1000, 5000, 70000, 300000, 3000000};
+    static const uint64_t aligns[] = {8, 64, 256, 4096};
+    struct stand s;
+    stand_open(&s, "");
+    register_both(&s);
+    const struct bp_host *h = fakes[0].host;
+    for (int round = 0; round < 3; ++round) {
+        for (size_t i = 0; i < 28; ++i) {
+            const uint64_t n = sizes[i / 4];
+            unsigned char *p = h->mem_alloc(h->ctx, n, aligns[i % 4]);
+            ck_assert_ptr_nonnull(p);
+            ck_assert_uint_eq((uintptr_t)p % aligns[i % 4], 0);
+            uint64_t dirty = 0;
+            for (uint64_t k = 0; k < n; ++k) dirty += p[k] != 0;
+            ck_assert_msg(dirty == 0, "%llu of %llu bytes are not 0", (unsigned long long)dirty,
+                          (unsigned long long)n);
+#ifdef __SANITIZE_ADDRESS__
+            ck_assert(__asan_address_is_poisoned(p + n) && !__asan_address_is_poisoned(p + n - 1));
+#endif
+            memset(p, 0xff, n);
+            h->mem_free(h->ctx, p);
+        }
+    }
+    stand_close(&s);
+}
+END_TEST
+
+START_TEST(large_memory_takes_no_pages_until_it_is_used)
+{
+    enum { N = 64 << 20 };
+    struct stand s;
+    stand_open(&s, "");
+    register_both(&s);
+    const struct bp_host *h = fakes[0].host;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *p = h->mem_alloc(h->ctx, N, page);
+    unsigned char *resident = bpi_calloc(N / page, 1);
+    ck_assert(p != NULL && resident != NULL);
+    size_t before = 0, after = 0;
+    ck_assert_int_eq(mincore(p, N, resident), 0);
+    for (size_t i = 0; i < N / page; ++i) before += resident[i] & 1;
+    memset(p, 1, N);
+    ck_assert_int_eq(mincore(p, N, resident), 0);
+    for (size_t i = 0; i < N / page; ++i) after += resident[i] & 1;
+    ck_assert_msg(before < N / page / 8, "%zu of %zu pages", before,
+                  N / page);                /* a huge page fits */
+    ck_assert_uint_ge(after, N / page / 2); /* the measurement does see pages */
+    bpi_free(resident);
+    h->mem_free(h->ctx, p);
+    stand_close(&s);
+}
+END_TEST
+
 START_TEST(what_a_plugin_leaves_behind_is_told)
 {
     struct stand s;
@@ -353,6 +415,8 @@ int main(void)
                                   sections_of_no_plugin_are_found,
                                   plugins_read_their_own_section,
                                   memory_is_aligned_and_counted,
+                                  memory_is_zeroed,
+                                  large_memory_takes_no_pages_until_it_is_used,
                                   what_a_plugin_leaves_behind_is_told,
                                   parallel_for_covers_the_range_once,
                                   ops_are_made_once_and_die_before_their_plugin,

@@ -22,9 +22,9 @@ struct rig {
     struct bp_host host;
     const struct bp_plugin_desc *desc;
     struct bpi_ref *ref;
-    const char *round, *mib; /* config; NULL: not set */
-    int64_t live;            /* allocations that are not freed yet */
-    int64_t fail_at;         /* the n-th allocation from now fails; 0: none does */
+    const char *round; /* config; NULL: not set */
+    int64_t live;      /* allocations that are not freed yet */
+    int64_t fail_at;   /* the n-th allocation from now fails; 0: none does */
     struct bp_launch launch;
     unsigned char *scratch_end; /* guard bytes follow */
     struct bpi_rng rng;
@@ -46,7 +46,7 @@ static inline void *rig_alloc(void *ctx, uint64_t n_bytes, uint64_t align)
     void *p = n_bytes < (uint64_t)1 << 40 ? bpi_alloc_aligned(n_bytes, align) : NULL;
     if (p != NULL) {
         g->live++;
-        memset(p, RIG_FILL, n_bytes);
+        memset(p, 0, n_bytes); /* as plugin.h promises */
     }
     return p;
 }
@@ -63,32 +63,23 @@ static inline int32_t rig_cfg_str(void *ctx, const char *key, char *out, uint64_
     memcpy(out, g->round, strlen(g->round) + 1);
     return BP_OK;
 }
-static inline int32_t rig_cfg_i64(void *ctx, const char *key, int64_t *out)
-{
-    const struct rig *g = ctx;
-    if (strcmp(key, "decoded_mib") != 0 || g->mib == NULL) return BP_DECLINED;
-    return bpi_parse_i64(g->mib, out) ? BP_OK : BP_E_CONFIG;
-}
 static inline void rig_for(void *ctx, uint64_t n, uint64_t grain,
                            void (*fn)(void *arg, uint64_t begin, uint64_t end), void *arg)
 {
     bpi_pool_run(((struct rig *)ctx)->pool, n, grain, fn, arg);
 }
 
-static inline int32_t rig_try_open(struct rig *g, const char *round, const char *mib,
-                                   struct bp_error *err)
+static inline int32_t rig_try_open(struct rig *g, const char *round, struct bp_error *err)
 {
     const struct bp_query q = {.h = BP_HDR(struct bp_query, engine_version),
                                .host_major = BP_ABI_MAJOR,
                                .host_minor = BP_ABI_MINOR};
     memset(g, 0, sizeof *g);
     g->round = round;
-    g->mib = mib;
     ck_assert_int_eq(bpi_pool_create(2, &g->pool, NULL), BP_OK);
     g->host = (struct bp_host){.h = BP_HDR(struct bp_host, parallel_for),
                                .ctx = g,
                                .cfg_str = rig_cfg_str,
-                               .cfg_i64 = rig_cfg_i64,
                                .mem_alloc = rig_alloc,
                                .mem_free = rig_free,
                                .parallel_for = rig_for};
@@ -102,10 +93,10 @@ static inline int32_t rig_try_open(struct rig *g, const char *round, const char 
     return rc;
 }
 
-static inline void rig_open(struct rig *g, const char *round, const char *mib)
+static inline void rig_open(struct rig *g, const char *round)
 {
     struct bp_error err = BP_ERROR_INIT;
-    ck_assert_msg(rig_try_open(g, round, mib, &err) == BP_OK, "open: %s", err.msg);
+    ck_assert_msg(rig_try_open(g, round, &err) == BP_OK, "open: %s", err.msg);
 }
 
 static inline void rig_check_scratch(const struct rig *g)
@@ -232,6 +223,21 @@ static inline struct rig_tensor rig_tensor3(uint32_t dtype, int64_t n, int64_t m
                                             int64_t pad)
 {
     return rig_tensor(dtype, 3, (int64_t[]){n, m, k}, pad);
+}
+
+/* The same numbers as *raw, all of the weight, but in F32: free the result after the last use of *out. */
+static inline float *rig_as_floats(const struct bp_oracle_weight *w, const struct bp_raw *raw,
+                                   struct bp_raw *out)
+{
+    const size_t n = (size_t)(w->ne[0] * w->ne[1] * w->ne[2]);
+    float *f = bp_oracle_alloc(n, sizeof *f);
+    for (size_t i = 0; i < n; ++i) f[i] = (float)w->w[i];
+    *out = *raw;
+    out->type = BP_GGUF_F32;
+    out->scale = 1.0f;
+    out->data = f;
+    out->n_bytes = n * sizeof *f;
+    return f;
 }
 
 static inline int64_t rig_count(const struct bp_tensor *t)

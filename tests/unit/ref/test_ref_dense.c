@@ -17,7 +17,7 @@ struct bench {
 
 static void bench_open(struct bench *b, const char *round)
 {
-    rig_open(&b->g, round, NULL);
+    rig_open(&b->g, round);
     b->op = rig_op(&b->g, "bp.dense");
     b->ops = (const struct bp_dense_ops *)(const void *)b->op.vt;
     b->precision = round == NULL                ? BP_ORACLE_EXACT

@@ -14,7 +14,7 @@ START_TEST(descriptor_is_whole)
                                          "bp.moe",         "bp.coll",       "bp.mla.common",
                                          "bp.mla.prefill", "bp.mla.decode", "bp.mla.index"};
     struct rig g;
-    rig_open(&g, NULL, NULL);
+    rig_open(&g, NULL);
     ck_assert_str_eq(g.desc->name, "ref");
     ck_assert_uint_eq(g.desc->kind, BP_KIND_BACKEND);
     ck_assert_uint_eq(g.desc->n_ops, BPI_ARRAY_LEN(ifaces));
@@ -33,11 +33,11 @@ START_TEST(descriptor_is_whole)
 }
 END_TEST
 
-static void check_open(const char *round, const char *mib, int32_t want, const char *where)
+static void check_open(const char *round, int32_t want, const char *where)
 {
     struct rig g;
     struct bp_error err = BP_ERROR_INIT;
-    int32_t rc = rig_try_open(&g, round, mib, &err);
+    int32_t rc = rig_try_open(&g, round, &err);
     ck_assert_int_eq(rc, want);
     if (rc == BP_OK) {
         rig_close(&g);
@@ -51,32 +51,24 @@ static void check_open(const char *round, const char *mib, int32_t want, const c
 
 START_TEST(config_is_checked)
 {
-    check_open("none", "0", BP_OK, "");
-    check_open("bf16", "1048576", BP_OK, "");
-    check_open("f16", NULL, BP_OK, "");
-    check_open("f8", NULL, BP_E_CONFIG, "plugin.ref.round");
-    check_open("", NULL, BP_E_CONFIG, "plugin.ref.round");
-    check_open("a text that is far too long", NULL, BP_E_CONFIG, "plugin.ref.round");
-    check_open(NULL, "-1", BP_E_CONFIG, "plugin.ref.decoded_mib");
-    check_open(NULL, "1048577", BP_E_CONFIG, "plugin.ref.decoded_mib");
-    check_open(NULL, "many", BP_E_CONFIG, "plugin.ref.decoded_mib");
+    check_open(NULL, BP_OK, "");
+    check_open("none", BP_OK, "");
+    check_open("bf16", BP_OK, "");
+    check_open("f16", BP_OK, "");
+    check_open("f8", BP_E_CONFIG, "plugin.ref.round");
+    check_open("", BP_E_CONFIG, "plugin.ref.round");
+    check_open("a text that is far too long", BP_E_CONFIG, "plugin.ref.round");
 }
 END_TEST
 
 START_TEST(config_takes_effect)
 {
     struct rig g;
-    rig_open(&g, "f16", "3");
+    rig_open(&g, "f16");
     ck_assert_uint_eq(g.ref->round, BPI_REF_ROUND_F16);
-    ck_assert_uint_eq(atomic_load(&g.ref->decoded_left), (uint64_t)3 << 20);
     rig_close(&g);
-    rig_open(&g, NULL, NULL);
+    rig_open(&g, NULL);
     ck_assert_uint_eq(g.ref->round, BPI_REF_ROUND_NONE);
-    ck_assert_uint_eq(atomic_load(&g.ref->decoded_left), (uint64_t)96 << 20);
-    ck_assert(!bpi_ref_budget_take(g.ref, ((uint64_t)96 << 20) + 1));
-    ck_assert(bpi_ref_budget_take(g.ref, (uint64_t)96 << 20));
-    ck_assert(!bpi_ref_budget_take(g.ref, 1));
-    bpi_ref_budget_give(g.ref, (uint64_t)96 << 20);
     rig_close(&g);
 }
 END_TEST
@@ -88,7 +80,7 @@ START_TEST(ops_are_for_the_host)
     struct bp_op_ref op = {NULL, NULL}, inner = {NULL, NULL};
     struct bp_error err = BP_ERROR_INIT;
     struct bp_op_entry entry = {.iface = "bp.dense", .impl = "ref"};
-    rig_open(&g, NULL, NULL);
+    rig_open(&g, NULL);
     ck_assert_int_eq(g.desc->op_create(g.ref, &entry, &cuda, NULL, 0, &op, &err), BP_DECLINED);
     ck_assert(err.msg[0] != '\0');
     ck_assert_int_eq(g.desc->op_create(g.ref, &entry, NULL, &inner, 1, &op, NULL), BP_E_ARG);
@@ -103,7 +95,7 @@ END_TEST
 START_TEST(device_memory)
 {
     struct rig g;
-    rig_open(&g, NULL, NULL);
+    rig_open(&g, NULL);
     struct bp_op_ref op = rig_op(&g, "bp.device");
     const struct bp_device_ops *d = (const struct bp_device_ops *)(const void *)op.vt;
     struct bp_error err = BP_ERROR_INIT;
@@ -145,7 +137,7 @@ END_TEST
 START_TEST(device_streams_and_graphs)
 {
     struct rig g;
-    rig_open(&g, NULL, NULL);
+    rig_open(&g, NULL);
     struct bp_op_ref op = rig_op(&g, "bp.device");
     const struct bp_device_ops *d = (const struct bp_device_ops *)(const void *)op.vt;
     void *stream = &g, *from = NULL, *to = NULL, *graph = NULL;
@@ -191,7 +183,7 @@ END_TEST
 START_TEST(a_world_of_one)
 {
     struct rig g;
-    rig_open(&g, NULL, NULL);
+    rig_open(&g, NULL);
     struct bp_op_ref op = rig_op(&g, "bp.coll");
     const struct bp_coll_ops *c = (const struct bp_coll_ops *)(const void *)op.vt;
     struct bp_coll_setup setup = {.h = BP_HDR(struct bp_coll_setup, key), .world = 1, .key = "k"};

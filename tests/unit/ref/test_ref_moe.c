@@ -23,9 +23,9 @@ struct bench {
     const struct bp_moe_ops *ops;
 };
 
-static void bench_open(struct bench *b, const char *round, const char *mib)
+static void bench_open(struct bench *b, const char *round)
 {
-    rig_open(&b->g, round, mib);
+    rig_open(&b->g, round);
     b->op = rig_op(&b->g, "bp.moe");
     b->ops = (const struct bp_moe_ops *)(const void *)b->op.vt;
 }
@@ -191,30 +191,27 @@ static const struct shape shapes[] = {
     {33, 0, 17, 3, 2, BP_GGUF_F32, BP_GGUF_F32, BP_GGUF_F32,
      1.0f}, /* this rank has none of the inner width */
 };
-static const char *const budgets[] = {"96", "0"};
 
 START_TEST(values)
 {
     static const int64_t toks[] = {0, 1, 2, 7, 40};
     static const uint32_t dtypes[] = {BP_DT_F32, BP_DT_BF16, BP_DT_F16};
-    for (size_t m = 0; m < BPI_ARRAY_LEN(budgets); ++m) {
-        struct bench b;
-        bench_open(&b, NULL, budgets[m]);
-        for (size_t s = 0; s < BPI_ARRAY_LEN(shapes); ++s) {
-            struct layer y;
-            layer_make(&b, &y, &shapes[s]);
-            layer_prepare(&b, &y);
-            for (size_t t = 0; t < BPI_ARRAY_LEN(toks); ++t) {
-                struct call c;
-                call_open(&b, &c, &y.s, toks[t], dtypes[(s + t) % 3], y.handle);
-                run(&b, &y.s, &c);
-                check_values(&y, &c, NULL, "run");
-                call_drop(&c);
-            }
-            layer_drop(&b, &y);
+    struct bench b;
+    bench_open(&b, NULL);
+    for (size_t s = 0; s < BPI_ARRAY_LEN(shapes); ++s) {
+        struct layer y;
+        layer_make(&b, &y, &shapes[s]);
+        layer_prepare(&b, &y);
+        for (size_t t = 0; t < BPI_ARRAY_LEN(toks); ++t) {
+            struct call c;
+            call_open(&b, &c, &y.s, toks[t], dtypes[(s + t) % 3], y.handle);
+            run(&b, &y.s, &c);
+            check_values(&y, &c, NULL, "run");
+            call_drop(&c);
         }
-        rig_close(&b.g);
+        layer_drop(&b, &y);
     }
+    rig_close(&b.g);
 }
 END_TEST
 
@@ -223,7 +220,7 @@ START_TEST(accumulate_adds_to_what_is_there)
     struct bench b;
     struct layer y;
     struct call c;
-    bench_open(&b, NULL, NULL);
+    bench_open(&b, NULL);
     layer_make(&b, &y, &shapes[2]);
     layer_prepare(&b, &y);
     call_open(&b, &c, &y.s, 5, BP_DT_F32, y.handle);
@@ -239,7 +236,7 @@ START_TEST(accumulate_adds_to_what_is_there)
 }
 END_TEST
 
-/* The same bits for a token alone and in a batch; decoded once or at each use; with each rounding. */
+/* The same bits for a token alone and in a batch; from blocks and from the same numbers as F32; with each rounding. */
 START_TEST(rows_do_not_depend_on_the_batch)
 {
     enum { N = 64 };
@@ -247,24 +244,33 @@ START_TEST(rows_do_not_depend_on_the_batch)
     static const int64_t sizes[] = {1, 2, 3, 5};
     const struct shape *s = &shapes[4];
     for (size_t r = 0; r < BPI_ARRAY_LEN(rounds); ++r) {
-        struct bench b, lean;
+        struct bench b, plain;
         struct layer y, z;
         struct call all;
-        bench_open(&b, rounds[r], "96");
-        bench_open(&lean, rounds[r], "0");
+        struct shape fs = *s;
+        float *floats[6];
+        fs.type_in = fs.type_down = fs.type_shared = BP_GGUF_F32;
+        bench_open(&b, rounds[r]);
+        bench_open(&plain, rounds[r]);
         layer_make(&b, &y, s);
         z = y;
         layer_prepare(&b, &y);
-        layer_prepare(&lean, &z);
+        floats[0] = rig_as_floats(&y.gate, &y.raw.gate, &z.raw.gate);
+        floats[1] = rig_as_floats(&y.up, &y.raw.up, &z.raw.up);
+        floats[2] = rig_as_floats(&y.down, &y.raw.down, &z.raw.down);
+        floats[3] = rig_as_floats(&y.shared_gate, &y.raw.shared_gate, &z.raw.shared_gate);
+        floats[4] = rig_as_floats(&y.shared_up, &y.raw.shared_up, &z.raw.shared_up);
+        floats[5] = rig_as_floats(&y.shared_down, &y.raw.shared_down, &z.raw.shared_down);
+        layer_prepare(&plain, &z);
         call_open(&b, &all, s, N, BP_DT_F32, y.handle);
         run(&b, s, &all);
         struct rig_tensor again = rig_tensor2(BP_DT_F32, N, s->n_embd, 0);
         struct call other = all;
         other.args.weights = z.handle;
         other.args.y = again.t;
-        run(&lean, s, &other);
+        run(&plain, &fs, &other);
         rig_check_same(&again, 0, &all.y, 0, N * s->n_embd,
-                       "decoded once against decoded at each use");
+                       "blocks against the same numbers as F32");
         for (size_t k = 0; k < BPI_ARRAY_LEN(sizes); ++k) {
             for (int64_t t = 0; t + sizes[k] <= N; t += sizes[k]) {
                 struct call part = all;
@@ -281,10 +287,11 @@ START_TEST(rows_do_not_depend_on_the_batch)
         }
         rig_drop(&again, "again");
         call_drop(&all);
-        lean.ops->release(lean.op.self, z.handle);
+        plain.ops->release(plain.op.self, z.handle);
+        for (size_t i = 0; i < 6; ++i) free(floats[i]);
         layer_drop(&b, &y);
         rig_close(&b.g);
-        rig_close(&lean.g);
+        rig_close(&plain.g);
     }
 }
 END_TEST
@@ -297,7 +304,7 @@ START_TEST(choices_are_summed_in_their_order)
     struct bench b;
     struct layer y;
     struct call c;
-    bench_open(&b, NULL, NULL);
+    bench_open(&b, NULL);
     layer_make(&b, &y, &s);
     layer_prepare(&b, &y);
     call_open(&b, &c, &s, 1, BP_DT_F32, y.handle);
@@ -331,35 +338,33 @@ END_TEST
 START_TEST(nobody_and_strangers_contribute_nothing)
 {
     const struct shape *s = &shapes[2];
-    for (size_t m = 0; m < BPI_ARRAY_LEN(budgets); ++m) {
-        struct bench b;
-        struct layer y;
-        struct call c;
-        bench_open(&b, NULL, budgets[m]);
-        layer_make(&b, &y, s);
-        struct bp_raw *raws[] = {&y.raw.gate, &y.raw.up, &y.raw.down};
-        for (size_t i = 0; i < 3; ++i) { /* experts 1 to 3 of 5 */
-            raws[i]->begin[2] = 1;
-            raws[i]->end[2] = 4;
-        }
-        y.oracle.expert_begin = 1;
-        y.oracle.expert_end = 4;
-        layer_prepare(&b, &y);
-        call_open(&b, &c, s, 11, BP_DT_F32, y.handle);
-        static const int32_t strange[] = {-1, 0, 4, INT32_MIN, INT32_MAX, 5};
-        for (int k = 0; k < 6; ++k) {
-            *rig_int(&c.ids, 3 + k) = strange[k];
-            rig_set(&c.gates, 3 + k, NAN); /* whatever the gate says */
-        }
-        run(&b, s, &c);
-        check_values(&y, &c, NULL, "part of the experts");
-        for (int64_t i = 0; i < 11 * s->n_used; ++i) *rig_int(&c.ids, i) = -1;
-        run(&b, s, &c);
-        check_values(&y, &c, NULL, "shared expert only");
-        call_drop(&c);
-        layer_drop(&b, &y);
-        rig_close(&b.g);
+    struct bench b;
+    struct layer y;
+    struct call c;
+    bench_open(&b, NULL);
+    layer_make(&b, &y, s);
+    struct bp_raw *raws[] = {&y.raw.gate, &y.raw.up, &y.raw.down};
+    for (size_t i = 0; i < 3; ++i) { /* experts 1 to 3 of 5 */
+        raws[i]->begin[2] = 1;
+        raws[i]->end[2] = 4;
     }
+    y.oracle.expert_begin = 1;
+    y.oracle.expert_end = 4;
+    layer_prepare(&b, &y);
+    call_open(&b, &c, s, 11, BP_DT_F32, y.handle);
+    static const int32_t strange[] = {-1, 0, 4, INT32_MIN, INT32_MAX, 5};
+    for (int k = 0; k < 6; ++k) {
+        *rig_int(&c.ids, 3 + k) = strange[k];
+        rig_set(&c.gates, 3 + k, NAN); /* whatever the gate says */
+    }
+    run(&b, s, &c);
+    check_values(&y, &c, NULL, "part of the experts");
+    for (int64_t i = 0; i < 11 * s->n_used; ++i) *rig_int(&c.ids, i) = -1;
+    run(&b, s, &c);
+    check_values(&y, &c, NULL, "shared expert only");
+    call_drop(&c);
+    layer_drop(&b, &y);
+    rig_close(&b.g);
 }
 END_TEST
 
@@ -368,51 +373,48 @@ START_TEST(shards_of_the_inner_width_add_up)
 {
     const struct shape *s = &shapes[4];
     static const int64_t cuts[] = {0, 1, 100, 256, 511, 512};
-    for (size_t m = 0; m < BPI_ARRAY_LEN(budgets); ++m) {
-        for (size_t k = 0; k < BPI_ARRAY_LEN(cuts); ++k) {
-            struct bench b;
-            struct layer y;
-            struct call whole, half;
-            bench_open(&b, NULL, budgets[m]);
-            layer_make(&b, &y, s);
-            layer_prepare(&b, &y);
-            call_open(&b, &whole, s, 6, BP_DT_F32, y.handle);
-            run(&b, s, &whole);
-            double *sum = bp_oracle_alloc((size_t)(6 * s->n_embd), sizeof *sum);
-            struct rig_tensor out = rig_tensor2(BP_DT_F32, 6, s->n_embd, 0);
-            for (int part = 0; part < 2; ++part) {
-                struct bp_moe_weights raw = y.raw;
-                struct shape ps = *s;
-                void *handle = NULL;
-                const int64_t from = part == 0 ? 0 : cuts[k], to = part == 0 ? cuts[k] : s->n_ff;
-                raw.gate.begin[1] = raw.up.begin[1] = raw.down.begin[0] = from;
-                raw.gate.end[1] = raw.up.end[1] = raw.down.end[0] = to;
-                if (part == 1)
-                    raw.shared_gate.data = raw.shared_up.data = raw.shared_down.data = NULL;
-                ps.n_ff = to - from;
-                ps.n_ff_shared = part == 0 ? s->n_ff_shared : 0;
-                ck_assert_int_eq(b.ops->prepare(b.op.self, &raw, &handle, NULL, NULL), BP_OK);
-                half = whole;
-                half.args.weights = handle;
-                half.args.y = out.t;
-                run(&b, &ps, &half);
-                for (int64_t i = 0; i < 6 * s->n_embd; ++i) sum[i] += rig_get(&out, i);
-                b.ops->release(b.op.self, handle);
-            }
-            double *mag, *want = oracle_of(&y, &whole, &mag);
-            for (int64_t i = 0; i < 6 * s->n_embd; ++i) {
-                ck_assert_msg(fabs(sum[i] - want[i]) <= 0x1p-23 * (mag[i] + fabs(want[i])),
-                              "cut %lld, element %lld: %.9g, want %.9g", (long long)cuts[k],
-                              (long long)i, sum[i], want[i]);
-            }
-            free(sum);
-            free(want);
-            free(mag);
-            rig_drop(&out, "out");
-            call_drop(&whole);
-            layer_drop(&b, &y);
-            rig_close(&b.g);
+    for (size_t k = 0; k < BPI_ARRAY_LEN(cuts); ++k) {
+        struct bench b;
+        struct layer y;
+        struct call whole, half;
+        bench_open(&b, NULL);
+        layer_make(&b, &y, s);
+        layer_prepare(&b, &y);
+        call_open(&b, &whole, s, 6, BP_DT_F32, y.handle);
+        run(&b, s, &whole);
+        double *sum = bp_oracle_alloc((size_t)(6 * s->n_embd), sizeof *sum);
+        struct rig_tensor out = rig_tensor2(BP_DT_F32, 6, s->n_embd, 0);
+        for (int part = 0; part < 2; ++part) {
+            struct bp_moe_weights raw = y.raw;
+            struct shape ps = *s;
+            void *handle = NULL;
+            const int64_t from = part == 0 ? 0 : cuts[k], to = part == 0 ? cuts[k] : s->n_ff;
+            raw.gate.begin[1] = raw.up.begin[1] = raw.down.begin[0] = from;
+            raw.gate.end[1] = raw.up.end[1] = raw.down.end[0] = to;
+            if (part == 1) raw.shared_gate.data = raw.shared_up.data = raw.shared_down.data = NULL;
+            ps.n_ff = to - from;
+            ps.n_ff_shared = part == 0 ? s->n_ff_shared : 0;
+            ck_assert_int_eq(b.ops->prepare(b.op.self, &raw, &handle, NULL, NULL), BP_OK);
+            half = whole;
+            half.args.weights = handle;
+            half.args.y = out.t;
+            run(&b, &ps, &half);
+            for (int64_t i = 0; i < 6 * s->n_embd; ++i) sum[i] += rig_get(&out, i);
+            b.ops->release(b.op.self, handle);
         }
+        double *mag, *want = oracle_of(&y, &whole, &mag);
+        for (int64_t i = 0; i < 6 * s->n_embd; ++i) {
+            ck_assert_msg(fabs(sum[i] - want[i]) <= 0x1p-23 * (mag[i] + fabs(want[i])),
+                          "cut %lld, element %lld: %.9g, want %.9g", (long long)cuts[k],
+                          (long long)i, sum[i], want[i]);
+        }
+        free(sum);
+        free(want);
+        free(mag);
+        rig_drop(&out, "out");
+        call_drop(&whole);
+        layer_drop(&b, &y);
+        rig_close(&b.g);
     }
 }
 END_TEST
@@ -424,7 +426,7 @@ START_TEST(joint_gate_up)
     static const int64_t cuts[][2] = {{0, 96}, {0, 40}, {17, 80}};
     struct bench b;
     struct layer y;
-    bench_open(&b, NULL, NULL);
+    bench_open(&b, NULL);
     layer_make(&b, &y, &s);
     const uint64_t half = y.gate.n_bytes / (uint64_t)s.n_expert;
     unsigned char *bytes = bpi_alloc_aligned(2 * y.gate.n_bytes, 64);
@@ -481,7 +483,7 @@ START_TEST(nan_stays_in_its_row)
     struct bench b;
     struct layer y;
     struct call c;
-    bench_open(&b, NULL, NULL);
+    bench_open(&b, NULL);
     layer_make(&b, &y, s);
     layer_prepare(&b, &y);
     call_open(&b, &c, s, N, BP_DT_F32, y.handle);
@@ -520,13 +522,13 @@ START_TEST(bad_layers_are_refused)
     const struct shape *s = &shapes[2];
     struct bench b;
     struct layer y;
-    bench_open(&b, NULL, NULL);
+    bench_open(&b, NULL);
     layer_make(&b, &y, s);
     for (int k = 0; k < 9; ++k) {
         struct bp_moe_weights w = y.raw;
         struct bp_error err = BP_ERROR_INIT;
         void *handle = NULL;
-        uint64_t left = atomic_load(&b.g.ref->decoded_left);
+        const int64_t live = b.g.live;
         if (k == 0) w.up.data = NULL;
         if (k == 1) w.shared_up.data = NULL;
         if (k == 2) w.gate.begin[2] = 1;
@@ -539,17 +541,22 @@ START_TEST(bad_layers_are_refused)
         int32_t rc = b.ops->prepare(b.op.self, &w, &handle, NULL, &err);
         ck_assert_msg(rc == (k == 6 ? BP_DECLINED : BP_E_ARG) && err.msg[0] != '\0', "case %d: %d",
                       k, rc);
-        ck_assert_uint_eq(atomic_load(&b.g.ref->decoded_left), left); /* nothing half-open */
+        ck_assert_int_eq(b.g.live, live); /* nothing half-open */
+        ck_assert_ptr_null(handle);
     }
-    for (int64_t at = 1; at < 8;
-         ++at) { /* memory runs out anywhere: an error or a slower layer, never a leak */
+    int32_t rc = BP_E_NOMEM;
+    int64_t at = 0;
+    while (rc == BP_E_NOMEM) { /* memory runs out anywhere: an error, never a leak */
+        const int64_t live = b.g.live;
         void *handle = NULL;
-        b.g.fail_at = at;
-        int32_t rc = b.ops->prepare(b.op.self, &y.raw, &handle, NULL, NULL);
-        ck_assert(rc == (at == 1 ? BP_E_NOMEM : BP_OK));
-        if (rc == BP_OK) b.ops->release(b.op.self, handle);
+        b.g.fail_at = ++at;
+        rc = b.ops->prepare(b.op.self, &y.raw, &handle, NULL, NULL);
         b.g.fail_at = 0;
+        ck_assert_int_eq(b.g.live, live + (rc == BP_OK));
+        b.ops->release(b.op.self, handle);
     }
+    ck_assert_int_eq(rc, BP_OK);
+    ck_assert_int_ge(at, 2);
     b.ops->release(b.op.self, NULL);
     layer_free(&y);
     rig_close(&b.g);
@@ -561,7 +568,7 @@ START_TEST(verdicts_calls_and_ports)
     struct bench b;
     struct layer y;
     struct call c;
-    bench_open(&b, NULL, NULL);
+    bench_open(&b, NULL);
     layer_make(&b, &y, &shapes[2]);
     layer_prepare(&b, &y);
     const struct bp_moe_problem good = problem_of(&shapes[2], 4, BP_DT_F32);

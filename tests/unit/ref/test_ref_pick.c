@@ -10,7 +10,7 @@ struct bench {
 
 static void bench_open(struct bench *b)
 {
-    rig_open(&b->g, "bf16", NULL); /* rounding must not touch logits */
+    rig_open(&b->g, "bf16"); /* rounding must not touch logits */
     b->op = rig_op(&b->g, "bp.dense");
     b->ops = (const struct bp_dense_ops *)(const void *)b->op.vt;
 }

@@ -16,10 +16,9 @@ struct bench {
 
 static const uint32_t types[MAX_W] = {BP_GGUF_Q4_K, BP_GGUF_Q6_K, BP_GGUF_Q8_0, BP_GGUF_F32};
 
-static void bench_open(struct bench *b, const char *round, const char *mib, uint32_t dtype,
-                       int64_t n_tok)
+static void bench_open(struct bench *b, const char *round, uint32_t dtype, int64_t n_tok)
 {
-    rig_open(&b->g, round, mib);
+    rig_open(&b->g, round);
     b->quant_op = rig_op(&b->g, "bp.quant");
     b->dense_op = rig_op(&b->g, "bp.dense");
     b->quant = (const struct bp_quant_ops *)(const void *)b->quant_op.vt;
@@ -180,12 +179,12 @@ static void compare_forms(struct bench *b, uint32_t prologue, uint32_t epilogue,
     rig_drop(&residual, "residual");
 }
 
-static void all_forms(const char *round, const char *mib, uint32_t x_dtype, uint32_t y_dtype)
+static void all_forms(const char *round, uint32_t x_dtype, uint32_t y_dtype)
 {
     static const int64_t toks[] = {1, 3, 21};
     for (size_t t = 0; t < BPI_ARRAY_LEN(toks); ++t) {
         struct bench b;
-        bench_open(&b, round, mib, x_dtype, toks[t]);
+        bench_open(&b, round, x_dtype, toks[t]);
         for (uint32_t prologue = 0; prologue <= BP_PROLOGUE_RMS; ++prologue) {
             for (uint32_t n_w = 1; n_w <= MAX_W; ++n_w) {
                 compare_forms(&b, prologue, BP_EPILOGUE_NONE, n_w, y_dtype);
@@ -199,17 +198,17 @@ static void all_forms(const char *round, const char *mib, uint32_t x_dtype, uint
 
 START_TEST(without_rounding)
 {
-    all_forms(NULL, "96", BP_DT_F32, BP_DT_F32);
-    all_forms(NULL, "0", BP_DT_BF16, BP_DT_F32);
-    all_forms(NULL, "0", BP_DT_F16, BP_DT_BF16);
+    all_forms(NULL, BP_DT_F32, BP_DT_F32);
+    all_forms(NULL, BP_DT_BF16, BP_DT_F32);
+    all_forms(NULL, BP_DT_F16, BP_DT_BF16);
 }
 END_TEST
 
 START_TEST(with_rounding)
 {
-    all_forms("bf16", "96", BP_DT_F32, BP_DT_F32);
-    all_forms("bf16", "0", BP_DT_BF16, BP_DT_BF16);
-    all_forms("f16", "96", BP_DT_F32, BP_DT_F16);
+    all_forms("bf16", BP_DT_F32, BP_DT_F32);
+    all_forms("bf16", BP_DT_BF16, BP_DT_BF16);
+    all_forms("f16", BP_DT_F32, BP_DT_F16);
 }
 END_TEST
 
@@ -218,7 +217,7 @@ START_TEST(values_of_fused_forms)
 {
     struct bench b;
     const int64_t n_tok = 3;
-    bench_open(&b, NULL, NULL, BP_DT_F32, n_tok);
+    bench_open(&b, NULL, BP_DT_F32, n_tok);
     struct rig_tensor y[2] = {rig_tensor2(BP_DT_F32, n_tok, ROWS, 0),
                               rig_tensor2(BP_DT_F32, n_tok, ROWS, 0)};
     double *x = rig_doubles(&b.x), *norm_w = rig_doubles(&b.norm_w);

@@ -9,7 +9,7 @@ struct bench {
 
 static void bench_open(struct bench *b, const char *round)
 {
-    rig_open(&b->g, round, NULL);
+    rig_open(&b->g, round);
     b->op = rig_op(&b->g, "bp.moe");
     b->ops = (const struct bp_moe_ops *)(const void *)b->op.vt;
 }
