@@ -177,25 +177,7 @@ static int32_t quant_format(void *self, uint32_t i, uint32_t *out_type)
 static int32_t quant_prepare(void *self, const struct bp_raw *raw, void **out,
                              struct bp_weight_info *info, struct bp_error *err)
 {
-    struct bpi_ref *ref = self;
-    if (raw->data == NULL || raw->ne[2] != 1) {
-        return bpi_fail(err, BP_E_ARG, "ref", raw->name,
-                        "quant takes one matrix with data; dimension 2 has %lld elements",
-                        (long long)raw->ne[2]);
-    }
-    struct bpi_ref_weight *w = bpi_ref_alloc(ref, 1, sizeof *w);
-    if (w == NULL) return bpi_fail_nomem(err, "ref", sizeof *w);
-    int32_t rc = bpi_ref_weight_open(ref, raw, w, err);
-    if (rc != BP_OK) {
-        bpi_ref_free(ref, w);
-        return rc;
-    }
-    if (BP_HAS(info, struct bp_weight_info, n_bytes)) {
-        info->layout_id = 0;
-        info->n_bytes = sizeof *w;
-    }
-    *out = w;
-    return BP_OK;
+    return bpi_ref_weight_handle(self, raw, "a weight", out, info, err);
 }
 
 static void quant_release(void *self, void *weight)

@@ -98,6 +98,29 @@ int32_t bpi_ref_weight_open(const struct bpi_ref *ref, const struct bp_raw *raw,
     return BP_OK;
 }
 
+int32_t bpi_ref_weight_handle(struct bpi_ref *ref, const struct bp_raw *raw, const char *what,
+                              void **out, struct bp_weight_info *info, struct bp_error *err)
+{
+    if (raw->data == NULL || raw->ne[2] != 1) {
+        return bpi_fail(err, BP_E_ARG, "ref", raw->name,
+                        "%s is one matrix with data; dimension 2 has %lld elements", what,
+                        (long long)raw->ne[2]);
+    }
+    struct bpi_ref_weight *w = bpi_ref_alloc(ref, 1, sizeof *w);
+    if (w == NULL) return bpi_fail_nomem(err, "ref", sizeof *w);
+    int32_t rc = bpi_ref_weight_open(ref, raw, w, err);
+    if (rc != BP_OK) {
+        bpi_ref_free(ref, w);
+        return rc;
+    }
+    if (BP_HAS(info, struct bp_weight_info, n_bytes)) {
+        info->layout_id = 0;
+        info->n_bytes = sizeof *w;
+    }
+    *out = w;
+    return BP_OK;
+}
+
 const float *bpi_ref_weight_rows(const struct bpi_ref_weight *w, int64_t plane, int64_t row,
                                  int64_t n, float *buf, int64_t *stride)
 {

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include "ref/ref_priv.h"
+#include "backplane/slot_quant.h"
 
 /* ---- weights (ref_weight.c) ---- */
 
@@ -27,6 +28,10 @@ struct bpi_ref_weight {
  * bytes. */
 int32_t bpi_ref_weight_open(const struct bpi_ref *ref, const struct bp_raw *raw,
                             struct bpi_ref_weight *w, struct bp_error *err);
+/* prepare() of an op that owns one matrix: a handle on the heap of the host, freed with bpi_ref_free. `what` begins the
+ * sentence of a refusal. info may be NULL. */
+int32_t bpi_ref_weight_handle(struct bpi_ref *ref, const struct bp_raw *raw, const char *what,
+                              void **out, struct bp_weight_info *info, struct bp_error *err);
 /* Rows [row, row + n) of a plane: the exact decoded values times the scale (one f32 product), rounded when the plugin
  * rounds. *stride: elements from row to row. buf holds n * cover floats and is used unless the part is taken as it is. */
 const float *bpi_ref_weight_rows(const struct bpi_ref_weight *w, int64_t plane, int64_t row,
