@@ -57,8 +57,8 @@ static const struct bpi_config_key keys[] = {
     KEY_RANK_SLOT("coll", "Sums and gathers over ranks."),
 
     KEY_ENUM("kv", "dtype", "auto", "auto|f32|bf16|f16",
-             "Element type of the latent cache. auto = settled at start among the types that all chosen "
-             "attention providers share, and printed."),
+             "Element type of the latent cache. auto = bf16. The chosen attention providers must all serve it, "
+             "or starting fails with their reasons."),
     KEY_POW2("kv", "block", "64", 16, 1024,
              "Tokens per cache block, a power of two."),
 

@@ -56,6 +56,28 @@ static int32_t read_limits(struct bp_session *s, struct bp_error *err)
     return BP_OK;
 }
 
+/* Settings for plugins that are not there would be lost without a word. */
+static int32_t check_plugins(const struct bp_session *s, struct bp_error *err)
+{
+    if (bpi_config_str(s->config, "engine", "plugin_path")[0] != '\0') {
+        return bpi_fail(err, BP_E_CONFIG, "engine", "engine.plugin_path",
+                        "this version loads no plugins; remove the key");
+    }
+    const char *name;
+    for (size_t i = 0; (name = bpi_config_plugin_name_at(s->config, i)) != NULL; ++i) {
+        bool known = false;
+        for (size_t k = 0; k < bpi_loader_n_plugins(s->loader) && !known; ++k) {
+            known = strcmp(bpi_loader_plugin(s->loader, k)->name, name) == 0;
+        }
+        if (known) continue;
+        return bpi_fail(
+            err, BP_E_CONFIG, "engine", name,
+            "there are settings for a plugin %s, which is not there; remove [plugin.%s]", name,
+            name);
+    }
+    return BP_OK;
+}
+
 static int32_t open_backends(struct bp_session *s, struct bp_error *err)
 {
     int64_t threads = bpi_config_int(s->config, "engine", "threads");
@@ -64,6 +86,7 @@ static int32_t open_backends(struct bp_session *s, struct bp_error *err)
     struct bpi_loader_env env = {.config = s->config, .log = &s->log, .pool = s->pool};
     BP_TRY(bpi_loader_create(&env, &s->loader, err));
     BP_TRY(bpi_loader_register(s->loader, bpi_ref_query, err));
+    BP_TRY(check_plugins(s, err));
     BP_TRY(bpi_session_bind(s, err));
     const struct bp_coll_ops *coll = (const struct bp_coll_ops *)s->coll->ref.vt;
     struct bp_coll_setup setup = {

@@ -112,12 +112,11 @@ static int32_t negotiate_layer(struct bp_session *s, uint32_t il, struct bp_erro
         if (rc == BP_OK && il == 0) snprintf(s->kv_layout, sizeof(s->kv_layout), "%s", layout.name);
     }
     if (rc != BP_OK) {
-        bpi_fail(err, rc, "engine", "kv.dtype",
-                 "layer %u: no cache layout of dtype %s serves all of mla.common, mla.prefill and "
-                 "mla.decode; "
-                 "mla.common provider %s offers {%s}; %s",
-                 il, bp_session_kv_dtype(s), l->common->provider,
-                 offered.data != NULL ? offered.data : "", last.msg);
+        bpi_fail(err, rc, "engine", last.where[0] != '\0' ? last.where : "kv.dtype",
+                 "layer %u: %s (kv.dtype is %s; mla.common provider %s offers the layouts {%s})",
+                 il, last.msg[0] != '\0' ? last.msg : "there is no cache layout of this dtype",
+                 bp_session_kv_dtype(s), l->common->provider,
+                 offered.data != NULL ? offered.data : "");
     }
     bpi_buf_free(&offered);
     if (rc == BP_OK && l->has_index) rc = negotiate_index(s, il, err);

@@ -97,10 +97,8 @@ static int32_t ref_op_create(void *plugin, const struct bp_op_entry *entry,
     }
     if (dev != NULL && dev->kind != BP_DEV_HOST) {
         return bpi_fail(err, BP_DECLINED, "ref", entry->iface,
-                        "ref computes on the host only, and device kind %u was asked for; create "
-                        "it on the host "
-                        "device",
-                        dev->kind);
+                        "ref computes on the CPU only; set engine.device = cpu, or name a provider "
+                        "for this device");
     }
     for (size_t i = 0; i < BPI_ARRAY_LEN(offered); ++i) {
         if (strcmp(offered[i].entry.iface, entry->iface) != 0) continue;

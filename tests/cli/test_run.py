@@ -56,6 +56,15 @@ class Run(CliCase):
         self.assertEqual(p.out, b" 11\n")
         self.assertEqual(len(p.err.splitlines()), 2)
 
+    def test_every_profile_runs_the_bundled_model(self):
+        folder = os.path.join(SOURCE, "etc", "profiles")
+        profiles = sorted(p for p in os.listdir(folder) if p.endswith(".ini"))
+        self.assertTrue(profiles)
+        for profile in profiles:
+            r = self.good("run", "-m", MODEL, "-c", os.path.join(folder, profile), "-p", COUNT, "-n", "2",
+                          "--temp", "0")
+            self.assertEqual(r.out, b" 11\n", (profile, r))
+
     def test_one_token_has_no_decode_speed(self):
         j = self.good_json("run", "-m", MODEL, "-p", COUNT, "-n", "1", "--temp", "0")
         self.assertEqual(len(j["tokens"]), 1)

@@ -17,7 +17,7 @@ import tempfile
 import gate
 
 PREFIXES = ("bp_", "bpi_")
-PLUGIN_EXPORT = "bp_plugin_query"
+PLUGIN_EXPORT = "bp_plugin_query_v1"
 WRITABLE = re.compile(r"^(\.data|\.bss|\.tdata|\.tbss|\*COM\*|\.sdata|\.sbss)(?!\.rel\.ro)")
 BANNED = {"malloc", "calloc", "realloc", "free", "posix_memalign", "aligned_alloc", "strdup", "strndup", "exit",
           "_exit", "abort", "printf", "vprintf", "puts", "putchar", "stdout", "stderr", "getenv", "secure_getenv", "setenv",

@@ -235,6 +235,10 @@ static void print_text(const struct verify *v, const struct verdict *d)
     if (d->use_gap) printf(" gap %.3g", d->limit_gap);
     if (d->use_kl) printf(" mean KL %.3g", d->limit_kl);
     printf("\n%s\n", d->pass ? "PASS" : "FAIL");
+    bool rounded = strcmp(bp_session_kv_dtype(v->c->session), "f32") != 0;
+    if (!d->pass && rounded && d->use_abs && !d->use_gap)
+        printf("the cache rounds to %s: compare with -s kv.dtype=f32, or by --gap and --kl\n",
+               bp_session_kv_dtype(v->c->session));
 }
 
 /* ---- the command ---- */

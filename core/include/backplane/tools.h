@@ -1,5 +1,5 @@
 /* tools.h - what inspect, verify, tokenize, config, plan and doctor need beyond backplane.h.
- * UNSTABLE: may change in any release; installed so that tools stay outside of core.
+ * UNSTABLE: may change in any release; public so that tools stay outside of core.
  * SPDX-License-Identifier: MIT */
 #ifndef BP_TOOLS_H
 #define BP_TOOLS_H

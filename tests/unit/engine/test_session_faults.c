@@ -90,6 +90,10 @@ START_TEST(wrong_limits_are_refused_with_the_key)
         {{"engine.device=tpu", NULL}, "engine.device"},
         {{"slots.moe=nobody", NULL}, "moe"},
         {{"parallel.tp=2", NULL}, "parallel.tp"},
+        {{"engine.plugin_path=/nowhere", NULL}, "engine.plugin_path"},
+        {{"plugin.attn_flash.num_splits=0", NULL}, "plugin.attn_flash"},
+        {{"slots.mla.decode=attn_flash", NULL}, "attn_flash"},
+        {{"engine.device=cuda:0", NULL}, "engine.device = cpu"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
         struct rig r = {0};
