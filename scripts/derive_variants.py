@@ -20,164 +20,12 @@ from array import array
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import gguf_edit as ge  # noqa: E402
+import layout_faults  # noqa: E402,F401  (adds its rows to the lists)
+from layout_edit import (BASES, DIFFERENT, INDEX, MODELS, NEXTN_ALWAYS, NEXTN_FULL, REFUSED, VARIANTS,  # noqa: E402
+                         add_mtp, add_scales, base, blk, convert_all, counted_mtp, drop_index, flatten, legacy_keys,
+                         make_fused, make_joint, moe_blocks, n_blocks, nan_fill, noise, thirds, variant)
 
 DSA = ("zoo-glm5", "zoo-glm52-shared", "zoo-v32")
-INDEX = ("indexer.attn_q_b.weight", "indexer.attn_k.weight", "indexer.k_norm.weight", "indexer.k_norm.bias",
-         "indexer.proj.weight")
-NEXTN_ALWAYS = ("eh_proj", "enorm", "hnorm", "shared_head_norm")
-NEXTN_FULL = NEXTN_ALWAYS + ("embed_tokens", "shared_head_head")
-
-VARIANTS, DIFFERENT, REFUSED, BASES = [], [], [], []
-
-
-def variant(name, *bases, file_settings=(), base_settings=()):
-    """The function edits a copy of each base in place. It may return arguments for gguf_edit.write, or a function that
-    takes (stem, model) and writes the files itself; that one returns the path to open."""
-    def add(fn):
-        VARIANTS.append((name, bases, fn, list(file_settings), list(base_settings)))
-        return fn
-    return add
-
-
-def different(name, *bases):
-    return lambda fn: DIFFERENT.append((name, bases, fn)) or fn
-
-
-def refused(name, base, *says):
-    return lambda fn: REFUSED.append((name, base, fn, says)) or fn
-
-
-def base(name, zoo):
-    return lambda fn: BASES.append((name, zoo, fn)) or fn
-
-
-# ---- parts of edits ----
-
-
-def n_blocks(m):
-    return m.get("block_count")
-
-
-def blk(n, suffix):
-    return f"blk.{n}.{suffix}"
-
-
-def legacy_keys(m):
-    """Keys as they were before the latent's own widths had keys."""
-    heads = m.get("attention.head_count")
-    k, v = m.get("attention.key_length_mla"), m.get("attention.value_length_mla")
-    m.drop("attention.key_length_mla", "attention.value_length_mla")
-    m.put("attention.head_count_kv", ge.U32, heads)
-    m.put("attention.key_length", ge.U32, k)
-    m.put("attention.value_length", ge.U32, v)
-
-
-def joint_of(m, n, value_first=False):
-    """attn_kv_b of block n: per head its P key rows (k_b transposed), then its V value rows."""
-    k, v = m.find(blk(n, "attn_k_b.weight")), m.find(blk(n, "attn_v_b.weight"))
-    p, c, h = k.dims
-    width = v.dims[1]
-    ks, vs = array("H", k.data), array("H", v.data)
-    out = array("H")
-    for head in range(h):
-        mine = ks[head * c * p:(head + 1) * c * p]
-        keys = array("H")
-        for row in range(p):
-            keys += mine[row::p]
-        values = vs[head * width * c:(head + 1) * width * c]
-        out += values + keys if value_first else keys + values
-    return ge.Tensor(blk(n, "attn_kv_b.weight"), [c, h * (p + width)], k.type, out.tobytes())
-
-
-def make_joint(m, blocks, keep_pair=False, value_first=False):
-    for n in blocks:
-        names = [blk(n, "attn_k_b.weight"), blk(n, "attn_v_b.weight")]
-        pair = [m.find(name) for name in names] if keep_pair else []
-        m.replace(names, [joint_of(m, n, value_first)] + pair)
-
-
-def flatten(m, suffix, blocks):
-    for n in blocks:
-        t = m.find(blk(n, suffix))
-        t.dims = [t.dims[0], t.dims[1] * t.dims[2]]
-
-
-def moe_blocks(m):
-    return [n for n in range(n_blocks(m)) if m.has(blk(n, "ffn_gate_inp.weight"))]
-
-
-def make_fused(m, blocks, keep=False, up_first=False):
-    for n in blocks:
-        names = [blk(n, "ffn_gate_exps.weight"), blk(n, "ffn_up_exps.weight")]
-        gate, up = (m.find(name) for name in names)
-        first, second = (up, gate) if up_first else (gate, up)
-        e, f, x = gate.dims
-        size = len(gate.data) // x
-        data = b"".join(first.data[i:i + size] + second.data[i:i + size] for i in range(0, x * size, size))
-        fused = ge.Tensor(blk(n, "ffn_gate_up_exps.weight"), [e, 2 * f, x], gate.type, data)
-        m.replace(names, [fused] + ([gate, up] if keep else []))
-
-
-def noise(like, name, rng):
-    """Random numbers in the shape and type of another tensor; around 1 for norms."""
-    n = 1
-    for d in like.dims:
-        n *= d
-    middle = 1.0 if "norm" in name else 0.0
-    wide = array("f", (rng.gauss(middle, 0.1) for _ in range(n))).tobytes()
-    if like.type == ge.F32:
-        return ge.Tensor(name, like.dims, ge.F32, wide)
-    data = bytearray(2 * n)
-    data[0::2], data[1::2] = wide[2::4], wide[3::4]
-    return ge.Tensor(name, like.dims, ge.BF16, bytes(data))
-
-
-def add_mtp(m, parts, fill=noise, joint=False):
-    """A NextN block behind the trunk, in the shape of the last layer. Returns its number."""
-    rng, n = random.Random(7), n_blocks(m)
-    for t in [t for t in m.tensors if t.name.startswith(f"blk.{n - 1}.")]:
-        m.tensors.append(fill(t, blk(n, t.name.split(".", 2)[2]), rng))
-    e, embd = m.get("embedding_length"), m.find("token_embd.weight")
-    shapes = {"eh_proj": ge.Tensor("", [2 * e, e], ge.BF16, b""), "embed_tokens": embd, "shared_head_head": embd}
-    for part in parts:
-        like = shapes.get(part, m.find("output_norm.weight"))
-        m.tensors.append(fill(like, blk(n, f"nextn.{part}.weight"), rng))
-    if joint:
-        make_joint(m, [n])
-    return n
-
-
-def nan_fill(like, name, _rng):
-    t = noise(like, name, random.Random(0))
-    return ge.Tensor(name, t.dims, t.type, b"\xff" * len(t.data))
-
-
-def counted_mtp(m, parts, fill=noise, joint=False):
-    n = add_mtp(m, parts, fill, joint)
-    m.put("block_count", ge.U32, n + 1)
-    m.put("nextn_predict_layers", ge.U32, 1)
-
-
-def drop_index(m, blocks, keys):
-    dropped = [blk(n, s) for n in blocks for s in INDEX if m.has(blk(n, s))]
-    if not dropped:
-        raise KeyError("no index tensors")
-    m.tensors = [t for t in m.tensors if t.name not in dropped]
-    if keys:
-        m.drop("attention.indexer.head_count", "attention.indexer.key_length", "attention.indexer.top_k")
-
-
-def convert_all(m, kind, wanted):
-    """Every tensor of `wanted` types in type `kind` where that is exact; some must be."""
-    n = 0
-    for i, t in enumerate(m.tensors):
-        new = ge.converted(t, kind) if t.type in wanted else None
-        if new is not None:
-            m.tensors[i] = new
-            n += 1
-    if n == 0:
-        raise ValueError("no tensor could be converted")
-    return n
 
 
 # ---- attention ----
@@ -546,6 +394,14 @@ def _(m):
         m.tensors[i] = ge.converted(t, (ge.F32, ge.F16, ge.BF16)[i % 3])
 
 
+@variant("companion-scales", "zoo-v3", "zoo-v2lite", "zoo-glm5")
+def _(m):
+    """As converted NVFP4 checkpoints have them, here with types whose numbers stay exact."""
+    every = ("attn_", "ffn_", "indexer.attn_", "indexer.proj", "token_embd", "output.weight")
+    add_scales(m, every, 4.0)
+    m.tensors.append(ge.Tensor("blk.0.attn_output.input_scale", [1], ge.F32, bytes(4)))
+
+
 # ---- container ----
 
 
@@ -596,11 +452,6 @@ def _(m):
     m.kv["split.tensors.count"] = ge.Key(ge.I32, len(m.tensors))
 
 
-def thirds(m):
-    n = len(m.tensors)
-    return [m.tensors[:n // 3], m.tensors[n // 3:2 * n // 3], m.tensors[2 * n // 3:]]
-
-
 def shards(groups_of, **more):
     return lambda m: lambda stem, model: ge.write_shards(stem, model, groups_of(model), **more)[0]
 
@@ -627,192 +478,7 @@ def _(m):
     return shards(lambda model: [[]] + thirds(model), alignments=[None, 64, 32, 128])(m)
 
 
-# ---- wrong on purpose: the comparison must see it ----
-
-
-@different("fused-up-first", "zoo-v3")
-def _(m):
-    make_fused(m, moe_blocks(m), up_first=True)
-
-
-@different("gate-and-up-swapped", "zoo-v2lite")
-def _(m):
-    for n in moe_blocks(m)[-1:]:
-        gate, up = m.find(blk(n, "ffn_gate_shexp.weight")), m.find(blk(n, "ffn_up_shexp.weight"))
-        gate.data, up.data = up.data, gate.data
-
-
-@different("joint-value-rows-first", "zoo-v3")
-def _(m):
-    make_joint(m, [3], value_first=True)
-    legacy_keys(m)
-
-
-@different("heads-turned", "zoo-glm5")
-def _(m):
-    t = m.find(blk(3, "attn_v_b.weight"))
-    size = len(t.data) // t.dims[2]
-    t.data = t.data[size:] + t.data[:size]
-
-
-@different("other-types", "zoo-glm52-shared")
-def _(m):
-    m.put("attention.indexer.types", ge.ARRAY, [1, 1, 0, 0, 0, 0], ge.BOOL)
-
-
-@different("sigmoid-without-key", "zoo-v3")
-def _(m):
-    m.drop("expert_gating_func")
-
-
-@different("one-weight", "zoo-v3")
-def _(m):
-    t = m.find(blk(3, "ffn_norm.weight"))
-    values = t.numbers()
-    values[5] *= 1.01
-    t.data = values.tobytes()
-
-
-@different("index-off", "zoo-glm5")
-def _(m):
-    drop_index(m, range(n_blocks(m)), keys=True)
-
-
-# ---- refused ----
-
-
-def write_split(groups_of=thirds, change=None, first=0, **more):
-    """Writes shards, lets `change` damage them, and names shard `first`, or what `change` returns."""
-    def fn(_m):
-        def write(stem, model):
-            paths = ge.write_shards(stem, model, groups_of(model), **more)
-            opened = change(paths) if change is not None else None
-            return opened or paths[first]
-        return write
-    return fn
-
-
-def swap(paths):
-    os.rename(paths[1], paths[1] + ".held")
-    os.rename(paths[2], paths[1])
-    os.rename(paths[1] + ".held", paths[2])
-
-
-def rename(paths):
-    for path in paths:
-        os.rename(path, path.replace("-of-", "-von-"))
-    return paths[0].replace("-of-", "-von-")
-
-
-def from_other(zoo_name, total=None):
-    """The second shard comes from another model of the zoo."""
-    def write(stem, model):
-        paths = ge.write_shards(stem, model, thirds(model))
-        other = ge.read(os.path.join(ZOO, zoo_name + ".gguf"))
-        strange = ge.write_shards(stem + ".other", other, thirds(other), total=total)
-        os.replace(strange[1], paths[1])
-        for path in (strange[0], strange[2]):
-            os.unlink(path)
-        return paths[0]
-    return lambda m: write
-
-
-def other_widths(stem, model):
-    """Names and totals agree, but the second shard's model has other widths."""
-    paths = ge.write_shards(stem, model, thirds(model))
-    other = model.copy()
-    for t in other.tensors:
-        t.dims[0] *= 2
-        t.data = t.data * 2
-    ge.write(paths[1], ge.Model(ge.read_keys(paths[1]), thirds(other)[1]))
-    return paths[0]
-
-
-refused("second-shard-given", "zoo-v3", "this is shard 2 of 3", "00001-of-00003.gguf")(write_split(first=1))
-refused("shard-missing", "zoo-v3", "shard 2 of 3 is missing", "00002-of-00003.gguf")(
-    write_split(change=lambda p: os.unlink(p[1])))
-refused("shard-empty-file", "zoo-v3", "empty", "00003-of-00003.gguf")(
-    write_split(change=lambda p: open(p[2], "wb").close()))
-refused("shards-swapped", "zoo-v3", "the name says shard 2, but the file says shard 3")(write_split(change=swap))
-refused("total-wrong", "zoo-v3", "hold 65 tensors together", "split.tensors.count says 66")(write_split(total=66))
-refused("shards-of-other-sets", "zoo-v3", "set has 67 tensors, the first one's 65")(from_other("zoo-v32"))
-refused("shards-of-two-models", "zoo-v3", "tensor 'blk.", "is in shard 1 and again in shard 2")(
-    from_other("zoo-v32", total=65))
-refused("shards-of-two-widths", "zoo-v3", "tensor blk.", "was expected")(lambda m: other_widths)
-refused("shard-count-wrong", "zoo-v3", "the name says shard 1 of 3, but the file says shard 1 of 4")(
-    write_split(count=4))
-refused("shard-renamed", "zoo-v3", "its name must end in -00001-of-00003.gguf", "rename it")(
-    write_split(change=rename))
-
-
-@refused("k-without-v", "zoo-v3", "blk.2.attn_v_b.weight", "is missing", "attn_kv_b, or attn_k_b and attn_v_b")
-def _(m):
-    m.replace([blk(2, "attn_v_b.weight")], [])
-
-
-@refused("v-without-k", "zoo-v3", "blk.2.attn_k_b.weight", "is missing", "attn_kv_b, or attn_k_b and attn_v_b")
-def _(m):
-    m.replace([blk(2, "attn_k_b.weight")], [])
-
-
-@refused("no-kv-up", "zoo-v3", "blk.1.attn_kv_b.weight", "is missing")
-def _(m):
-    m.replace([blk(1, "attn_k_b.weight"), blk(1, "attn_v_b.weight")], [])
-
-
-@refused("prefix", "zoo-v3", "carry the prefix 'model.'")
-def _(m):
-    for t in m.tensors:
-        t.name = "model." + t.name
-
-
-@refused("gate-without-up", "zoo-v3", "ffn_up_exps.weight", "ffn_gate_up_exps")
-def _(m):
-    m.replace([blk(3, "ffn_up_exps.weight")], [])
-
-
-@refused("joint-of-too-few-rows", "zoo-v3", "blk.0.attn_kv_b.weight is [32, 192]", "[32, 224]")
-def _(m):
-    make_joint(m, [0])
-    t = m.find(blk(0, "attn_kv_b.weight"))
-    t.dims[1] = 192
-    t.data = t.data[:32 * 192 * 2]
-
-
-@refused("half-of-the-mla-keys", "zoo-v3", "value_length_mla is missing", "both or neither")
-def _(m):
-    m.drop("attention.value_length_mla")
-
-
-@refused("q-lora-0-but-compressed", "zoo-v3", "attention.q_lora_rank is 0", "attn_q_a")
-def _(m):
-    m.put("attention.q_lora_rank", ge.U32, 0)
-
-
-@refused("types-of-another-length", "zoo-glm52-shared", "attention.indexer.types has 5 entries", "6 layers")
-def _(m):
-    m.put("attention.indexer.types", ge.ARRAY, [1, 1, 0, 0, 1], ge.BOOL)
-
-
-@refused("types-share-from-the-start", "zoo-glm52-shared", "entry 0 of key", "no earlier choice")
-def _(m):
-    m.put("attention.indexer.types", ge.ARRAY, [0, 1, 0, 0, 1, 0], ge.BOOL)
-
-
-@refused("trunk-layer-missing", "zoo-v3", "block_count is 5", "no tensors of blk.4")
-def _(m):
-    m.put("block_count", ge.U32, 5)
-
-
-@refused("layer-counted-as-mtp", "zoo-v3", "nextn_predict_layers is 1", "no nextn tensors in blk.3")
-def _(m):
-    m.put("nextn_predict_layers", ge.U32, 1)
-
-
 # ---- all of them ----
-
-ZOO = ""
-
 
 def write_one(out, name, model, how):
     stem = os.path.join(out, name)
@@ -823,21 +489,21 @@ def write_one(out, name, model, how):
 
 
 def main(argv):
-    global ZOO
     if len(argv) != 3:
         sys.exit("Usage: derive_variants.py ZOO OUT")
-    ZOO, out = argv[1], argv[2]
+    zoo, out = os.path.abspath(argv[1]), argv[2]
     os.makedirs(out, exist_ok=True)
-    models = {n[:-5]: ge.read(os.path.join(ZOO, n)) for n in sorted(os.listdir(ZOO))
-              if n.endswith(".gguf") and not n.endswith(".golden.gguf")}
-    for name, zoo, fn in BASES:
-        models[name] = models[zoo].copy()
-        write_one(out, name, models[name], fn(models[name]))
+    for name in sorted(os.listdir(zoo)):
+        if name.endswith(".gguf") and not name.endswith(".golden.gguf"):
+            MODELS[name[:-5]] = ge.read(os.path.join(zoo, name))
+    for name, origin, fn in BASES:
+        MODELS[name] = MODELS[origin].copy()
+        write_one(out, name, MODELS[name], fn(MODELS[name]))
 
     def derive(base_name, name, fn):
-        m = models[base_name].copy()
+        m = MODELS[base_name].copy()
         file = write_one(out, f"{base_name}.{name}", m, fn(m))
-        base_path = os.path.join(out if base_name.startswith("pair-") else os.path.abspath(ZOO), base_name + ".gguf")
+        base_path = os.path.join(out if base_name.startswith("pair-") else zoo, base_name + ".gguf")
         return file, base_path
 
     index = {"pairs": [], "different": [], "refused": []}

@@ -126,6 +126,11 @@ struct bpi_map {
 };
 int32_t bpi_map_open(const char *path, struct bpi_map *out, struct bp_error *err);
 void bpi_map_close(struct bpi_map *m); /* accepts a zeroed map */
+/* Hints about coming reads; they change speed, never results. Scattered: a page at a time, nothing around it. */
+enum bpi_map_use { BPI_MAP_WHOLE, BPI_MAP_SCATTERED };
+void bpi_map_expect(const struct bpi_map *m, uint32_t use);
+/* Begins to bring bytes [at, at + n), cut to the file, into memory. */
+void bpi_map_want(const struct bpi_map *m, uint64_t at, uint64_t n);
 
 /* ---- log ---- */
 enum bpi_log_level { BPI_LOG_ERROR = 0, BPI_LOG_WARN = 1, BPI_LOG_INFO = 2, BPI_LOG_DEBUG = 3 };

@@ -176,3 +176,20 @@ void bpi_map_close(struct bpi_map *m)
     if (m->data != NULL) munmap((void *)(uintptr_t)m->data, m->n_bytes);
     *m = (struct bpi_map){0};
 }
+
+void bpi_map_expect(const struct bpi_map *m, uint32_t use)
+{
+    if (m->data == NULL) return;
+    (void)madvise((void *)(uintptr_t)m->data, m->n_bytes,
+                  use == BPI_MAP_SCATTERED ? MADV_RANDOM : MADV_NORMAL);
+}
+
+void bpi_map_want(const struct bpi_map *m, uint64_t at, uint64_t n)
+{
+    if (m->data == NULL || at >= m->n_bytes || n == 0) return;
+    if (n > m->n_bytes - at) n = m->n_bytes - at;
+    long page = sysconf(_SC_PAGESIZE);
+    if (page <= 0) return;
+    uint64_t into = at % (uint64_t)page;
+    (void)madvise((void *)(uintptr_t)(m->data + at - into), n + into, MADV_WILLNEED);
+}

@@ -10,6 +10,7 @@
 struct opening {
     const struct bp_callbacks *cb;
     const struct bp_config *cfg;
+    bool headers_only;
     struct bpi_gguf *g; /* owned until the model takes it over */
 };
 
@@ -77,11 +78,13 @@ static int32_t open_parts(struct opening *o, struct bp_model *m, const struct bp
     BP_TRY(progress(o, 0.0, "header", err));
     BP_TRY(bpi_config_check(o->cfg->c, err));
     BP_TRY(bpi_gguf_open(m->path, &o->g, err));
-    if (!bpi_config_bool(o->cfg->c, "engine", "mmap")) BP_TRY(read_image(o, m, err));
+    if (!o->headers_only && !bpi_config_bool(o->cfg->c, "engine", "mmap"))
+        BP_TRY(read_image(o, m, err));
     BP_TRY(progress(o, 0.3, "tokenizer", err));
     BP_TRY(open_tokenizer(o, m, err));
     BP_TRY(progress(o, 0.6, "tensors", err));
-    BP_TRY(bpi_model_open(o->g, o->cfg->c, &m->m, err));
+    BP_TRY(o->headers_only ? bpi_model_open_headers(o->g, o->cfg->c, &m->m, err)
+                           : bpi_model_open(o->g, o->cfg->c, &m->m, err));
     o->g = NULL;
     BP_TRY(check_vocab(m, err));
     if (m->t == NULL)
@@ -90,12 +93,13 @@ static int32_t open_parts(struct opening *o, struct bp_model *m, const struct bp
     return progress(o, 1.0, "model", err);
 }
 
-int32_t bp_model_open(const char *path, const struct bp_config *cfg, const struct bp_callbacks *cb,
-                      struct bp_model **out, struct bp_error *err)
+static int32_t open_model(const char *path, const struct bp_config *cfg,
+                          const struct bp_callbacks *cb, bool headers_only, struct bp_model **out,
+                          struct bp_error *err)
 {
     int32_t rc;
     struct bp_config *own = NULL;
-    struct opening o = {.cb = cb, .cfg = cfg};
+    struct opening o = {.cb = cb, .cfg = cfg, .headers_only = headers_only};
     struct bp_model *m = NULL;
     struct bpi_log log;
     *out = NULL;
@@ -121,6 +125,19 @@ fail:
     bp_model_close(m);
     bp_config_destroy(own);
     return rc;
+}
+
+int32_t bp_model_open(const char *path, const struct bp_config *cfg, const struct bp_callbacks *cb,
+                      struct bp_model **out, struct bp_error *err)
+{
+    return open_model(path, cfg, cb, false, out, err);
+}
+
+int32_t bp_model_open_headers(const char *path, const struct bp_config *cfg,
+                              const struct bp_callbacks *cb, struct bp_model **out,
+                              struct bp_error *err)
+{
+    return open_model(path, cfg, cb, true, out, err);
 }
 
 void bp_model_close(struct bp_model *m)

@@ -99,6 +99,9 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
                         struct bp_error *err)
 {
     *out = NULL;
+    if (bpi_model_headers_only(m->m))
+        return bpi_fail(err, BP_E_ARG, "engine", m->path,
+                        "the model was opened for its headers only; open it with bp_model_open");
     struct bp_session *s = bpi_calloc(1, sizeof(*s));
     if (s == NULL) return bpi_fail_nomem(err, "engine", sizeof(*s));
     s->model = m;

@@ -77,7 +77,11 @@ int32_t bpi_gguf_add_file(struct bpi_gguf *g, const char *path, struct bp_error 
     BP_TRY(bpi_map_open(path, &part->map, err));
     part->data = part->map.data;
     part->n_bytes = part->map.n_bytes;
-    return bpi_gguf_parse_part(g, part, err);
+    /* The kernel's own reading ahead would fetch megabytes of weights behind each header. */
+    bpi_map_expect(&part->map, BPI_MAP_SCATTERED);
+    int32_t rc = bpi_gguf_parse_part(g, part, err);
+    bpi_map_expect(&part->map, BPI_MAP_WHOLE);
+    return rc;
 }
 
 static int32_t index_tensors(struct bpi_gguf *g, struct bp_error *err)
@@ -170,6 +174,11 @@ uint64_t bpi_gguf_shard_bytes(const struct bpi_gguf *g, uint32_t shard)
 uint64_t bpi_gguf_alignment(const struct bpi_gguf *g, uint32_t shard)
 {
     return shard < g->n_parts ? g->parts[shard].alignment : 0;
+}
+
+void bpi_gguf_expect(const struct bpi_gguf *g, uint32_t use)
+{
+    for (uint32_t i = 0; i < g->n_parts; ++i) bpi_map_expect(&g->parts[i].map, use);
 }
 
 uint64_t bpi_gguf_n_kv(const struct bpi_gguf *g)

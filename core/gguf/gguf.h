@@ -75,6 +75,8 @@ uint32_t bpi_gguf_shards(const struct bpi_gguf *g);
 const char *bpi_gguf_shard_path(const struct bpi_gguf *g, uint32_t shard);
 uint64_t bpi_gguf_shard_bytes(const struct bpi_gguf *g, uint32_t shard);
 uint64_t bpi_gguf_alignment(const struct bpi_gguf *g, uint32_t shard);
+/* Hint how tensors will be read next (enum bpi_map_use); an open file expects whole ones. */
+void bpi_gguf_expect(const struct bpi_gguf *g, uint32_t use);
 
 /* Metadata of the first shard, in file order. */
 uint64_t bpi_gguf_n_kv(const struct bpi_gguf *g);

@@ -10,12 +10,14 @@
 /* Least bytes of a record: key length, one byte of key or none, kind, one byte of value; name length, dimension
  * count, type, offset. */
 enum { MIN_KV_BYTES = 13, MIN_TENSOR_BYTES = 24, FIRST_CAP = 64 };
+/* Headers are brought into memory in pieces of this many bytes, so that little is read of what follows them. */
+enum { AHEAD_BYTES = 128 << 10 };
 
 struct reader {
     const struct bpi_gguf_part *part;
     struct bp_error *err;
-    uint64_t at;
-    const char *record; /* "the header", "metadata record", "tensor record" */
+    uint64_t at, wanted; /* bytes below `wanted` are asked for */
+    const char *record;  /* "the header", "metadata record", "tensor record" */
     uint64_t number;
     struct bpi_span name; /* of the record, once it is known */
     char place[160];
@@ -45,9 +47,22 @@ static uint64_t left(const struct reader *r)
 #define REFUSE(r, code, ...)                                                                       \
     bpi_fail((r)->err, code, BPI_GGUF_DOMAIN, (r)->part->where, __VA_ARGS__)
 
+/* Of a long value only the beginning: it may be stepped over. */
+static void want_ahead(struct reader *r, uint64_t n)
+{
+    uint64_t begin = r->at > r->wanted ? r->at : r->wanted;
+    if (n > AHEAD_BYTES) n = AHEAD_BYTES;
+    if (r->at + n <= r->wanted) return;
+    bpi_map_want(&r->part->map, begin, r->at + n - begin + AHEAD_BYTES);
+    r->wanted = r->at + n + AHEAD_BYTES;
+}
+
 static int32_t need(struct reader *r, uint64_t n, const char *field)
 {
-    if (n <= left(r)) return BP_OK;
+    if (n <= left(r)) {
+        if (r->at >= r->wanted || n > r->wanted - r->at) want_ahead(r, n);
+        return BP_OK;
+    }
     return REFUSE(r, BP_E_FORMAT,
                   "%s of %s at byte %llu takes %llu bytes, but the file ends after %llu more: an "
                   "incomplete download or a damaged file",

@@ -110,6 +110,11 @@ struct bpi_progress {
  * message), BP_E_FORMAT (missing or misshapen tensors: name, got, wanted; contradicting keys), BP_E_CONFIG (overrides
  * that contradict each other), BP_E_NUMERIC (NaN or Inf in a norm or bias), BP_E_LIMIT, BP_E_NOMEM. */
 int32_t bpi_model_open(struct bpi_gguf *g, const struct bpi_config *cfg, struct bpi_model **out, struct bp_error *err);
+/* The same without reading any tensor: no vectors (bpi_model_vec gives NULL), companion scales unread (bpi_model_raw
+ * says 1), NaN not found. For looking at files of any size. */
+int32_t bpi_model_open_headers(struct bpi_gguf *g, const struct bpi_config *cfg, struct bpi_model **out,
+                               struct bp_error *err);
+bool bpi_model_headers_only(const struct bpi_model *m);
 void bpi_model_close(struct bpi_model *m); /* accepts NULL */
 
 const struct bpi_hparams *bpi_model_hparams(const struct bpi_model *m);

@@ -57,6 +57,7 @@ static int32_t load_vec(struct bpi_model *m, size_t place, struct bp_error *err)
             "element %zu of tensor %s is %s; the file is damaged or was converted badly", i,
             t->name, isnan(v[i]) ? "NaN" : "infinite");
     }
+    for (size_t i = 0; m->scale != NULL && i < n; ++i) v[i] *= m->scale[place];
     m->vec[place] = v;
     return BP_OK;
 }
@@ -72,6 +73,16 @@ static int32_t load_vecs(struct bpi_model *m, struct bp_error *err)
     return BP_OK;
 }
 
+/* Hundreds of small tensors lie scattered among the large ones. */
+static int32_t load_small(struct bpi_model *m, struct bp_error *err)
+{
+    bpi_gguf_expect(m->gguf, BPI_MAP_SCATTERED);
+    int32_t rc = bpi_model_read_scales(m, err);
+    if (rc == BP_OK) rc = load_vecs(m, err);
+    bpi_gguf_expect(m->gguf, BPI_MAP_WHOLE);
+    return rc;
+}
+
 /* ---- open and close ---- */
 
 static void free_model(struct bpi_model *m)
@@ -80,6 +91,7 @@ static void free_model(struct bpi_model *m)
     bpi_arena_free(&m->arena);
     bpi_free(m->report);
     bpi_free(m->vec);
+    bpi_free(m->scale);
     bpi_free(m->tensor);
     bpi_free(m);
 }
@@ -90,7 +102,7 @@ static int32_t fail_report(struct bp_error *err)
                     "out of memory while noting how the model was read; free memory");
 }
 
-static int32_t build(struct bpi_model *m, struct bp_error *err)
+static int32_t build(struct bpi_model *m, bool headers_only, struct bp_error *err)
 {
     BP_TRY(bpi_model_resolve(m, err));
     BP_TRY(bpi_model_check_missing(m, false, err));
@@ -98,20 +110,20 @@ static int32_t build(struct bpi_model *m, struct bp_error *err)
     BP_TRY(check_types(m, err));
     BP_TRY(bpi_model_derive(m, err));
     BP_TRY(bpi_model_check_shapes(m, err));
-    BP_TRY(load_vecs(m, err));
+    if (!headers_only) BP_TRY(load_small(m, err));
     if (m->nomem) return fail_report(err);
     return BP_OK;
 }
 
-int32_t bpi_model_open(struct bpi_gguf *g, const struct bpi_config *cfg, struct bpi_model **out,
-                       struct bp_error *err)
+static int32_t open_model(struct bpi_gguf *g, const struct bpi_config *cfg, bool headers_only,
+                          struct bpi_model **out, struct bp_error *err)
 {
     *out = NULL;
     struct bpi_model *m = bpi_calloc(1, sizeof *m);
     if (m == NULL) return bpi_fail_nomem(err, "model", sizeof *m);
     m->gguf = g;
     m->cfg = cfg;
-    int32_t rc = build(m, err);
+    int32_t rc = build(m, headers_only, err);
     m->cfg = NULL;
     if (rc != BP_OK) {
         free_model(m);
@@ -119,6 +131,23 @@ int32_t bpi_model_open(struct bpi_gguf *g, const struct bpi_config *cfg, struct 
     }
     *out = m;
     return BP_OK;
+}
+
+int32_t bpi_model_open(struct bpi_gguf *g, const struct bpi_config *cfg, struct bpi_model **out,
+                       struct bp_error *err)
+{
+    return open_model(g, cfg, false, out, err);
+}
+
+int32_t bpi_model_open_headers(struct bpi_gguf *g, const struct bpi_config *cfg,
+                               struct bpi_model **out, struct bp_error *err)
+{
+    return open_model(g, cfg, true, out, err);
+}
+
+bool bpi_model_headers_only(const struct bpi_model *m)
+{
+    return m->vec == NULL;
 }
 
 void bpi_model_close(struct bpi_model *m)
@@ -170,7 +199,7 @@ const float *bpi_model_vec(const struct bpi_model *m, uint32_t role, uint32_t la
 {
     if (out_n != NULL) *out_n = 0;
     bool global = role <= BPI_W_OUTPUT;
-    if (role >= BPI_W_COUNT || (!global && layer >= m->hp.n_layer)) return NULL;
+    if (m->vec == NULL || role >= BPI_W_COUNT || (!global && layer >= m->hp.n_layer)) return NULL;
     size_t row = global ? 0 : (size_t)layer + 1;
     const float *v = m->vec[row * BPI_W_COUNT + role];
     if (v != NULL && out_n != NULL) *out_n = (size_t)bpi_model_tensor(m, role, layer)->ne[0];

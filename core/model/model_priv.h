@@ -152,6 +152,7 @@ struct bpi_model {
     /* (n_layer + 1, BPI_W_COUNT): row 0 global roles, row 1 + L layer L */
     const struct bpi_gguf_tensor **tensor;
     float **vec;
+    float *scale; /* same places; NULL: the file has no companion scales */
     struct bpi_report_entry *report;
     size_t n_report, cap_report;
     struct bpi_arena arena; /* texts of the report and decoded vectors */
@@ -193,6 +194,15 @@ int32_t bpi_model_resolve(struct bpi_model *m, struct bp_error *err);
 void bpi_model_drop_unused(struct bpi_model *m);
 /* The first needed tensor that is absent is the error; with `list` all of them go to the report instead. */
 int32_t bpi_model_check_missing(struct bpi_model *m, bool list, struct bp_error *err);
+
+/* ---- companion scales (model_scales.c) ---- */
+
+/* Which place of m->tensor a tensor of this name multiplies; SIZE_MAX: none that is used. */
+size_t bpi_model_scale_place(const struct bpi_model *m, const struct bpi_name_index *ix,
+                             const char *name);
+/* Needs hp.n_expert. Errors: BP_E_UNSUPPORTED (experts with different scales, another type than F32), BP_E_FORMAT (a
+ * count that fits nothing), BP_E_NUMERIC, BP_E_NOMEM. */
+int32_t bpi_model_read_scales(struct bpi_model *m, struct bp_error *err);
 
 /* ---- trunk and index (model_layers.c) ---- */
 

@@ -195,6 +195,8 @@ static void drop_tensor(struct bpi_model *m, const struct bpi_name_index *ix,
     if (name.in_block && name.layer >= m->hp.n_layer && name.layer < m->hp.n_layer + m->hp.n_mtp) {
         bpi_model_note(m, BPI_REPORT_UNUSED, t->name,
                        "part of MTP block %u, which is kept for drafting and not run", name.layer);
+    } else if (bpi_model_scale_place(m, ix, t->name) != SIZE_MAX) {
+        bpi_model_note(m, BPI_REPORT_NOTE, t->name, "multiplies the weight of that name");
     } else if (name.spec == NULL) {
         bpi_model_note(m, BPI_REPORT_UNUSED, t->name, "no table knows this name; ignored");
     } else if (bpi_model_need(m, name.spec->role, name.layer, &why) == BPI_NEED_NO) {

@@ -63,15 +63,16 @@ bool bpi_model_raw(const struct bpi_model *m, uint32_t role, uint32_t layer, uin
     bool global = role <= BPI_W_OUTPUT;
     if (role >= BPI_W_COUNT || (!global && layer >= m->hp.n_layer) || tp == 0 || rank >= tp)
         return false;
-    const struct bpi_gguf_tensor *t = bpi_model_tensor(m, role, layer);
-    if (t == NULL && role == BPI_W_OUTPUT) t = bpi_model_tensor(m, BPI_W_TOKEN_EMBD, 0);
+    size_t place = (global ? 0 : (size_t)layer + 1) * BPI_W_COUNT + role;
+    if (role == BPI_W_OUTPUT && m->tensor[place] == NULL) place = BPI_W_TOKEN_EMBD;
+    const struct bpi_gguf_tensor *t = m->tensor[place];
     if (t == NULL) return false;
     out->data = t->data;
     out->n_bytes = t->n_bytes;
     out->type = t->type;
     out->n_dim = t->n_dim;
     out->name = t->name;
-    out->scale = 1.0f;
+    out->scale = m->scale != NULL ? m->scale[place] : 1.0f;
     for (uint32_t d = 0; d < 4; ++d) {
         out->ne[d] = out->end[d] = t->ne[d];
         out->begin[d] = 0;

@@ -46,7 +46,7 @@ static int32_t gather_report(struct inspect *in, const char *path)
     struct cli *c = in->c;
     struct bp_report line = {.h = BP_HDR(struct bp_report, text)};
     in->why = (struct bp_error)BP_ERROR_INIT;
-    int32_t rc = bp_model_open(path, c->config, NULL, &c->model, &in->why);
+    int32_t rc = bp_model_open_headers(path, c->config, NULL, &c->model, &in->why);
     if (rc == BP_E_NOMEM) {
         c->err = in->why;
         return rc;
@@ -304,7 +304,8 @@ const struct cli_command cli_cmd_inspect = {
     .max_pos = 1,
     .summary = "Show what a GGUF file holds, and what is missing from it or unused.",
     .details =
-        "Any GGUF is shown, also one that this program cannot run; the last line says why. Shapes "
+        "Any GGUF is shown, also one that this program cannot run; the last line says why. Only "
+        "headers are read, so NaN among the weights is not found here. Shapes "
         "are in file order, the contiguous dimension first.\n\n"
         "JSON: arch, version, bytes, shards[], kv {}, tensors[] {name, type, shape, bytes, offset, "
         "shard}, missing[], unused[], assumed[], notes[] (names), report[] {kind, name, text}, "

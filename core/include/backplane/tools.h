@@ -56,6 +56,11 @@ int32_t bp_file_str(const struct bp_file *f, const char *key, char **out, size_t
 
 /* ---- models ---- */
 
+/* As bp_model_open, from headers alone: no tensor is read, so that a model of any size opens at once, and none is checked
+ * for NaN. Numbers, report and text functions work; bp_session_open refuses such a model with BP_E_ARG. */
+int32_t bp_model_open_headers(const char *path, const struct bp_config *cfg, const struct bp_callbacks *cb,
+                              struct bp_model **out, struct bp_error *err);
+
 enum { BP_REPORT_UNUSED = 0, BP_REPORT_MISSING = 1, BP_REPORT_ASSUMED = 2, BP_REPORT_NOTE = 3 };
 struct bp_report {
     struct bp_hdr h;

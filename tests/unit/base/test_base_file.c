@@ -78,8 +78,18 @@ START_TEST(write_then_read_and_map)
     ck_assert_int_eq(bpi_map_open("big", &m, &err), BP_OK);
     ck_assert_uint_eq(m.n_bytes, sizeof big);
     ck_assert_mem_eq(m.data, big, sizeof big);
+    /* Hints of any kind, also beyond the end, leave the bytes alone. */
+    bpi_map_expect(&m, BPI_MAP_SCATTERED);
+    bpi_map_want(&m, 1, 2);
+    bpi_map_want(&m, sizeof big - 1, UINT64_MAX);
+    bpi_map_want(&m, sizeof big, 1);
+    bpi_map_want(&m, UINT64_MAX, UINT64_MAX);
+    bpi_map_expect(&m, BPI_MAP_WHOLE);
+    ck_assert_mem_eq(m.data, big, sizeof big);
     bpi_map_close(&m);
     ck_assert(m.data == NULL && m.n_bytes == 0);
+    bpi_map_expect(&m, BPI_MAP_SCATTERED);
+    bpi_map_want(&m, 0, 1);
     bpi_map_close(&m);
     ck_assert_int_eq(n_entries(), 1);
 }

@@ -34,7 +34,8 @@ enum edit_op {
     ED_PREFIX, /* s before every name */
     ED_FLAT,   /* k_b and v_b lose their third dimension */
     ED_JOINT, /* k_b and v_b become kv_b, in the blocks whose names match; v = 1: the pair stays as well */
-    ED_FUSE /* gate_exps and up_exps become gate_up_exps, likewise */
+    ED_FUSE, /* gate_exps and up_exps become gate_up_exps, likewise */
+    ED_ADD   /* a new F32 tensor: s numbers, all of them v; "16!": the last one v - 1 */
 };
 struct edit {
     uint32_t op;
@@ -207,7 +208,8 @@ static inline bool ed_tensor(struct editor *e, struct bpi_gguf_tensor *t, char *
     for (uint32_t j = 0; e->edits[j].op != ED_END; ++j) {
         const struct edit *d = &e->edits[j];
         bool any = d->op == ED_PREFIX || d->op == ED_FLAT;
-        if (d->op <= ED_TOKENS || (!any && !ed_match(d->name, t->name))) continue;
+        if (d->op <= ED_TOKENS || d->op == ED_ADD || (!any && !ed_match(d->name, t->name)))
+            continue;
         e->used[j] = true;
         bool is_k = ed_match("*.attn_k_b.weight", t->name),
              is_v = ed_match("*.attn_v_b.weight", t->name);
@@ -254,6 +256,17 @@ static inline bool ed_tensor(struct editor *e, struct bpi_gguf_tensor *t, char *
     return keep;
 }
 
+static inline void ed_add(struct editor *e, const struct edit *d)
+{
+    char *end;
+    int64_t ne[4] = {strtoll(d->s, &end, 10), 1, 1, 1};
+    float *v = ed_blob(e, (size_t)ne[0] * sizeof *v);
+    for (int64_t i = 0; i < ne[0]; ++i) v[i] = (float)d->v;
+    if (*end == '!') v[ne[0] - 1] -= 1.0f;
+    ck_assert_int_eq(bpi_gguf_put_tensor(e->w, d->name, BP_GGUF_F32, 1, ne, v, (uint64_t)ne[0] * 4),
+                     BP_OK);
+}
+
 static inline void ed_tensors(struct editor *e)
 {
     for (uint64_t i = 0; i < bpi_gguf_n_tensors(e->src); ++i) {
@@ -263,6 +276,11 @@ static inline void ed_tensors(struct editor *e)
         if (!ed_tensor(e, &t, name, sizeof name)) continue;
         ck_assert_int_eq(bpi_gguf_put_tensor(e->w, name, t.type, t.n_dim, t.ne, t.data, t.n_bytes),
                          BP_OK);
+    }
+    for (uint32_t j = 0; e->edits[j].op != ED_END; ++j) {
+        if (e->edits[j].op != ED_ADD) continue;
+        ed_add(e, &e->edits[j]);
+        e->used[j] = true;
     }
 }
 

@@ -11,6 +11,7 @@ static const struct edit edits[] = {
     {ED_DROP_KEY, "vocab_size", 0, NULL},
     {ED_COPY, "blk.3.attn_norm.weight", 0, "blk.3.nextn.enorm.weight"},
     {ED_ARR_BOOL, "attention.indexer.types", 0, "1,0,0,1"},
+    {ED_ADD, "blk.0.attn_q_a.scale", 2, "1"},
     {0}};
 
 static void walk(bool onward)
@@ -33,7 +34,7 @@ static void walk(bool onward)
         ck_assert_uint_gt(strlen(err.msg), 10);
     }
     ck_assert_uint_gt(bpi_model_report_n(m), 32);
-    ck_assert_uint_ge(n, 6); /* model, places, report twice, arena, vectors */
+    ck_assert_uint_ge(n, 7); /* model, places, report twice, arena, scales, vectors */
     bpi_model_close(m);
 }
 
