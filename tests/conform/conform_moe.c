@@ -228,10 +228,13 @@ static void walk_route(struct bp_case_suite *s, struct bp_case_target *target)
 struct shape {
     int64_t n_embd, n_ff, n_ff_shared; /* in units of the type's block for quantized weights */
     int32_t n_expert, n_used, begin, end;
+    int64_t left, right; /* cut off the inner width of the routed experts, in elements */
 };
 
 struct layer {
     struct bp_oracle_weight w[6]; /* gate, up, down, and the same of the shared expert */
+    struct bp_oracle_weight
+        part[3]; /* what this rank has of the inner width of the first three; numbers only */
     struct bp_moe_weights raw;
     struct bp_oracle_moe oracle;
 };
@@ -256,6 +259,22 @@ static int32_t call_run(struct bp_case_suite *s, void *arg, struct bp_error *err
     return ops_of(s)->run(s->target->op.self, &s->launch, &a, err);
 }
 
+/* Columns (for down) or rows (for gate and up) [left, ne - right) of every expert, as numbers. */
+static void cut_inner(const struct bp_oracle_weight *w, bool columns, int64_t left, int64_t right,
+                      struct bp_oracle_weight *out)
+{
+    *out = (struct bp_oracle_weight){.type = w->type, .ne = {w->ne[0], w->ne[1], w->ne[2]}};
+    out->ne[columns ? 0 : 1] -= left + right;
+    if (w->w == NULL) return;
+    out->w = bp_oracle_alloc((size_t)(out->ne[0] * out->ne[1] * out->ne[2]), sizeof *out->w);
+    for (int64_t i = 0; i < out->ne[0] * out->ne[1] * out->ne[2]; ++i) {
+        int64_t c = i % out->ne[0], r = i / out->ne[0] % out->ne[1],
+                e = i / (out->ne[0] * out->ne[1]);
+        out->w[i] =
+            w->w[(e * w->ne[1] + r + (columns ? 0 : left)) * w->ne[0] + c + (columns ? left : 0)];
+    }
+}
+
 static void layer_make(struct bp_case_suite *s, struct layer *y, const struct shape *d,
                        const uint32_t type[3])
 {
@@ -274,10 +293,13 @@ static void layer_make(struct bp_case_suite *s, struct layer *y, const struct sh
         if (shared) continue;
         raws[i]->begin[2] = d->begin;
         raws[i]->end[2] = d->end;
+        raws[i]->begin[down ? 0 : 1] += d->left;
+        raws[i]->end[down ? 0 : 1] -= d->right;
+        cut_inner(&y->w[i], down, d->left, d->right, &y->part[i]);
     }
-    y->oracle = (struct bp_oracle_moe){.gate = &y->w[0],
-                                       .up = &y->w[1],
-                                       .down = &y->w[2],
+    y->oracle = (struct bp_oracle_moe){.gate = &y->part[0],
+                                       .up = &y->part[1],
+                                       .down = &y->part[2],
                                        .shared_gate = &y->w[3],
                                        .shared_up = &y->w[4],
                                        .shared_down = &y->w[5],
@@ -342,7 +364,7 @@ static void run_case(struct bp_case_suite *s, struct bp_case_target *target,
                                      .op = BP_MOE_OP_RUN,
                                      .max_tok = (uint32_t)(n_tok > 0 ? n_tok : 1),
                                      .n_embd = d.n_embd,
-                                     .n_ff = d.n_ff,
+                                     .n_ff = d.n_ff - d.left - d.right,
                                      .n_ff_shared = d.n_ff_shared,
                                      .n_expert = (uint32_t)d.n_expert,
                                      .n_expert_used = (uint32_t)d.n_used,
@@ -359,13 +381,15 @@ static void run_case(struct bp_case_suite *s, struct bp_case_target *target,
                                      .type_shared_down = type[2],
                                      .x_dtype = x_dtype,
                                      .y_dtype = BP_DT_F32};
-    if (!bp_case_begin(s, target, &p,
-                       "run %s/%s/%s embd %lld ff %lld shared %lld experts %d..%d of %d used %d "
-                       "tok %lld x %u acc %d %s",
-                       bpi_block_info(type[0])->name, bpi_block_info(type[1])->name,
-                       bpi_block_info(type[2])->name, (long long)d.n_embd, (long long)d.n_ff,
-                       (long long)d.n_ff_shared, d.begin, d.end, d.n_expert, d.n_used,
-                       (long long)n_tok, x_dtype, (int)accumulate, bp_case_fill_name(fill))) {
+    if (!bp_case_begin(
+            s, target, &p,
+            "run %s/%s/%s embd %lld ff %lld-%lld-%lld shared %lld experts %d..%d of %d used %d "
+            "tok %lld x %u acc %d %s",
+            bpi_block_info(type[0])->name, bpi_block_info(type[1])->name,
+            bpi_block_info(type[2])->name, (long long)d.n_embd, (long long)d.n_ff,
+            (long long)d.left, (long long)d.right, (long long)d.n_ff_shared, d.begin, d.end,
+            d.n_expert, d.n_used, (long long)n_tok, x_dtype, (int)accumulate,
+            bp_case_fill_name(fill))) {
         return;
     }
     layer_make(s, &layer, &d, type);
@@ -389,18 +413,21 @@ static void run_case(struct bp_case_suite *s, struct bp_case_target *target,
     check_run(s, &layer, &c, bp_oracle_precision_of(x_dtype));
     ops_of(s)->release(s->target->op.self, c.handle);
     for (int i = 0; i < 6; ++i) bp_oracle_weight_free(&layer.w[i]);
+    for (int i = 0; i < 3; ++i) bp_oracle_weight_free(&layer.part[i]);
     bp_case_end(s);
 }
 
 static void walk_run(struct bp_case_suite *s, struct bp_case_target *target)
 {
-    static const struct shape floats[] = {{1, 1, 0, 1, 1, 0, 1},
-                                          {7, 5, 3, 4, 2, 0, 4},
-                                          {64, 33, 65, 10, 4, 0, 10},
-                                          {96, 40, 0, 16, 8, 4, 11},
-                                          {32, 16, 16, 5, 2, 5, 5}};
+    static const struct shape floats[] = {{1, 1, 0, 1, 1, 0, 1, 0, 0},
+                                          {7, 5, 3, 4, 2, 0, 4, 0, 0},
+                                          {64, 33, 65, 10, 4, 0, 10, 7, 1},
+                                          {96, 40, 0, 16, 8, 4, 11, 0, 0},
+                                          {32, 16, 16, 5, 2, 5, 5, 0, 0}};
+    /* Cuts inside a block of down, at its edge, and one that leaves nothing. */
     static const struct shape blocks[] = {
-        {1, 1, 1, 7, 3, 0, 7}, {2, 1, 0, 8, 2, 2, 8}, {1, 2, 1, 4, 4, 0, 2}};
+        {1, 1, 1, 7, 3, 0, 7, 0, 0}, {2, 1, 0, 8, 2, 2, 8, 0, 0},  {1, 2, 1, 4, 4, 0, 2, 0, 0},
+        {1, 3, 1, 6, 2, 0, 6, 5, 9}, {2, 2, 0, 5, 3, 1, 5, 32, 0}, {1, 1, 1, 4, 2, 0, 4, 32, 0}};
     static const uint32_t mixes[][3] = {{BP_GGUF_Q4_K, BP_GGUF_Q6_K, BP_GGUF_Q8_0},
                                         {BP_GGUF_Q8_0, BP_GGUF_Q8_0, BP_GGUF_Q8_0},
                                         {BP_GGUF_Q4_0, BP_GGUF_Q5_1, BP_GGUF_Q4_1},

@@ -1,5 +1,5 @@
-/* conform_quant.c - every provider of bp.quant against the oracle: all types it can prepare, edge shapes first, all
- * fused forms it says yes to, dequantize. Order: status, guards, finite class, bound, bits of a repeated call, bits of a
+/* conform_quant.c - every provider of bp.quant against the oracle: all types it can prepare, edge shapes first, parts
+ * of tensors that begin and end inside blocks, all fused forms it says yes to, dequantize. Order: status, guards, finite class, bound, bits of a repeated call, bits of a
  * row alone. SPDX-License-Identifier: MIT */
 #include "harness/bp_case.h"
 
@@ -19,7 +19,10 @@ struct form {
 struct product {
     struct form form;
     int64_t n_tok, cols, rows[MAX_W];
+    int64_t begin[2],
+        whole[2]; /* columns and rows: where this rank's part begins, and how large the tensor is */
     struct bp_oracle_weight w[MAX_W];
+    double *part[MAX_W]; /* (rows, cols) of the part */
     void *handle[MAX_W];
     struct bp_case_tensor *x, *norm_w, *residual, *y[MAX_W], *alone[MAX_W];
     int64_t only_row; /* -1: all rows; else this row alone, into `alone` */
@@ -74,7 +77,7 @@ static void expect(const struct product *p, uint32_t precision, double *const y[
         free(w);
     }
     for (uint32_t i = 0; i < p->form.n_w; ++i) {
-        bp_oracle_matmul(precision, p->w[i].w, p->rows[i], p->cols, x, n, y[i],
+        bp_oracle_matmul(precision, p->part[i], p->rows[i], p->cols, x, n, y[i],
                          mag != NULL ? mag[i] : NULL);
         for (int64_t k = 0; mag != NULL && p->norm_w != NULL && k < n * p->rows[i]; ++k)
             mag[i][k] *= 2.0;
@@ -114,6 +117,7 @@ static void drop_product(struct bp_case_suite *s, struct product *p)
     for (uint32_t i = 0; i < p->form.n_w; ++i) {
         ops_of(s)->release(s->target->op.self, p->handle[i]);
         bp_oracle_weight_free(&p->w[i]);
+        free(p->part[i]);
         free(p->exact[i]);
         free(p->base[i]);
         free(p->mag[i]);
@@ -125,12 +129,24 @@ static void make_weights(struct bp_case_suite *s, struct product *p,
 {
     for (uint32_t i = 0; i < p->form.n_w; ++i) {
         struct bp_error err = BP_ERROR_INIT;
-        bp_oracle_weight_init(&p->w[i], &s->rng, shapes[i].type, p->cols, p->rows[i], 1,
-                              i == 0 ? 1.0f : 0.75f);
+        const int64_t more_rows = p->rows[i] - p->rows[0];
+        bp_oracle_weight_init(&p->w[i], &s->rng, shapes[i].type, p->whole[0],
+                              p->whole[1] + more_rows, 1, i == 0 ? 1.0f : 0.75f);
         struct bp_raw raw = bp_oracle_raw(&p->w[i], "conform.weight");
+        raw.begin[0] = p->begin[0];
+        raw.end[0] = p->begin[0] + p->cols;
+        raw.begin[1] = p->begin[1];
+        raw.end[1] = p->begin[1] + p->rows[i];
         int32_t rc = ops_of(s)->prepare(s->target->op.self, &raw, &p->handle[i], NULL, &err);
         if (rc != BP_OK)
             (void)bp_case_fail(s, "prepare: status %s: %s", bpi_status_name(rc), err.msg);
+        p->part[i] = bp_oracle_alloc((size_t)(p->rows[i] * p->cols), sizeof(double));
+        for (int64_t r = 0; r < p->rows[i]; ++r) {
+            for (int64_t c = 0; c < p->cols; ++c) {
+                p->part[i][r * p->cols + c] =
+                    p->w[i].w[(p->begin[1] + r) * p->whole[0] + p->begin[0] + c];
+            }
+        }
     }
 }
 
@@ -184,45 +200,77 @@ struct dims {
         n_tok; /* blocks: columns in blocks of the type (of 32 for plain floats) */
 };
 
-static void matmul_case(struct bp_case_suite *s, struct bp_case_target *target,
-                        const uint32_t types[MAX_W], const struct dims *d, const struct form *form,
-                        uint32_t x_dtype, uint32_t y_dtype, uint32_t fill)
+/* What a rank owns of a tensor: cut off at either end, in elements. */
+struct cut {
+    int64_t left, right, top, bottom;
+};
+
+struct matmul_case {
+    const uint32_t *types;
+    const struct dims *dims;
+    const struct form *form;
+    struct cut cut;
+    uint32_t x_dtype, y_dtype, fill;
+};
+
+/* Sizes of the case; false when nothing would be left of the tensor. */
+static bool measure(const struct matmul_case *m, struct product *p, struct bp_quant_shape *shapes,
+                    char *names, size_t cap)
 {
-    struct product p = {.form = *form, .n_tok = d->n_tok};
-    struct bp_quant_shape shapes[MAX_W];
-    char names[64] = "";
     int64_t block = 1;
-    for (uint32_t i = 0; i < form->n_w; ++i) {
-        const struct bpi_block_info *info = bpi_block_info(types[i]);
+    names[0] = '\0';
+    for (uint32_t i = 0; i < m->form->n_w; ++i) {
+        const struct bpi_block_info *info = bpi_block_info(m->types[i]);
         if (info->block_elems > block) block = info->block_elems;
-        (void)snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",
-                       i != 0 ? "+" : "", info->name);
+        (void)snprintf(names + strlen(names), cap - strlen(names), "%s%s", i != 0 ? "+" : "",
+                       info->name);
     }
-    p.cols = block > 1 ? d->blocks * block : d->blocks * 32 - (d->blocks > 1 ? 9 : 0);
-    for (uint32_t i = 0; i < form->n_w; ++i) {
-        p.rows[i] = form->epilogue == BP_EPILOGUE_SILU_MUL ? d->rows : d->rows + 5 * (int64_t)i;
-        shapes[i] = (struct bp_quant_shape){.type = types[i], .rows = p.rows[i], .cols = p.cols};
+    p->form = *m->form;
+    p->n_tok = m->dims->n_tok;
+    p->whole[0] =
+        block > 1 ? m->dims->blocks * block : m->dims->blocks * 32 - (m->dims->blocks > 1 ? 9 : 0);
+    p->whole[1] = m->dims->rows;
+    p->begin[0] = m->cut.left;
+    p->begin[1] = m->cut.top;
+    p->cols = p->whole[0] - m->cut.left - m->cut.right;
+    for (uint32_t i = 0; i < m->form->n_w; ++i) {
+        const int64_t more = m->form->epilogue == BP_EPILOGUE_SILU_MUL ? 0 : 5 * (int64_t)i;
+        p->rows[i] = p->whole[1] + more - m->cut.top - m->cut.bottom;
+        shapes[i] =
+            (struct bp_quant_shape){.type = m->types[i], .rows = p->rows[i], .cols = p->cols};
     }
+    return p->cols >= 0 && p->rows[0] >= 0;
+}
+
+static void matmul_case(struct bp_case_suite *s, struct bp_case_target *target,
+                        const struct matmul_case *m)
+{
+    struct product p = {.only_row = -1};
+    struct bp_quant_shape shapes[MAX_W];
+    char names[64];
+    if (!measure(m, &p, shapes, names, sizeof names)) return;
     const struct bp_quant_problem problem = {.h = BP_HDR(struct bp_quant_problem, epilogue),
                                              .op = BP_QUANT_OP_MATMUL,
-                                             .n_w = form->n_w,
+                                             .n_w = p.form.n_w,
                                              .w_stride = sizeof shapes[0],
-                                             .max_tok = (uint32_t)(d->n_tok > 0 ? d->n_tok : 1),
+                                             .max_tok = (uint32_t)(p.n_tok > 0 ? p.n_tok : 1),
                                              .w = shapes,
-                                             .x_dtype = x_dtype,
-                                             .y_dtype = y_dtype,
-                                             .prologue = form->prologue,
-                                             .epilogue = form->epilogue};
-    if (!bp_case_begin(
-            s, target, &problem,
-            "matmul %s rows %lld cols %lld tok %lld prologue %u epilogue %u x %u y %u %s", names,
-            (long long)d->rows, (long long)p.cols, (long long)d->n_tok, form->prologue,
-            form->epilogue, x_dtype, y_dtype, bp_case_fill_name(fill))) {
+                                             .x_dtype = m->x_dtype,
+                                             .y_dtype = m->y_dtype,
+                                             .prologue = p.form.prologue,
+                                             .epilogue = p.form.epilogue};
+    if (!bp_case_begin(s, target, &problem,
+                       "matmul %s rows %lld+%lld cols %lld+%lld of %lld tok %lld prologue %u "
+                       "epilogue %u x %u y %u %s",
+                       names, (long long)p.begin[1], (long long)p.rows[0], (long long)p.begin[0],
+                       (long long)p.cols, (long long)p.whole[0], (long long)p.n_tok,
+                       p.form.prologue, p.form.epilogue, m->x_dtype, m->y_dtype,
+                       bp_case_fill_name(m->fill))) {
         return;
     }
     make_weights(s, &p, shapes);
-    make_tensors(s, &p, &problem, fill);
-    check_product(s, &p, x_dtype);
+    make_tensors(s, &p, &problem, m->fill);
+    check_product(s, &p, m->x_dtype);
     drop_product(s, &p);
     bp_case_end(s);
 }
@@ -300,24 +348,40 @@ static const uint32_t dtypes[][2] = {{BP_DT_F32, BP_DT_F32},
                                      {BP_DT_F16, BP_DT_F16},
                                      {BP_DT_F16, BP_DT_F32}};
 
-static void walk(struct bp_case_suite *s, struct bp_case_target *target)
+/* Inside one block, over a block's end, whole blocks, one column, nothing. */
+static const struct cut cuts[] = {{1, 1, 0, 0},  {13, 2, 1, 2},  {32, 0, 0, 1},
+                                  {0, 32, 3, 0}, {31, 64, 0, 0}, {0, 0, 2, 60}};
+
+static void walk_plain(struct bp_case_suite *s, struct bp_case_target *target, uint32_t type,
+                       uint32_t at)
 {
-    const struct bp_quant_ops *ops = (const struct bp_quant_ops *)(const void *)target->op.vt;
-    uint32_t types[BP_GGUF_COUNT], n_types = 0;
-    while (n_types < BP_GGUF_COUNT &&
-           ops->format(target->op.self, n_types, &types[n_types]) == BP_OK)
-        n_types++;
-    for (uint32_t t = 0; t < n_types; ++t) {
-        const uint32_t mixed[MAX_W] = {types[t], types[t], types[t], types[t]};
-        for (size_t d = 0; d < BPI_ARRAY_LEN(edge_dims); ++d) {
-            const uint32_t *pair = dtypes[(t + d) % BPI_ARRAY_LEN(dtypes)];
-            matmul_case(s, target, mixed, &edge_dims[d], &forms[0], pair[0], pair[1],
-                        (uint32_t)((t + d) % BP_FILL_COUNT));
-        }
-        for (size_t k = 0; k < BPI_ARRAY_LEN(dtypes); ++k)
-            dequantize_case(s, target, types[t], dtypes[k][1]);
+    const uint32_t types[MAX_W] = {type, type, type, type};
+    for (size_t d = 0; d < BPI_ARRAY_LEN(edge_dims); ++d) {
+        const uint32_t *pair = dtypes[(at + d) % BPI_ARRAY_LEN(dtypes)];
+        const struct matmul_case m = {types,
+                                      &edge_dims[d],
+                                      &forms[0],
+                                      {0, 0, 0, 0},
+                                      pair[0],
+                                      pair[1],
+                                      (uint32_t)((at + d) % BP_FILL_COUNT)};
+        matmul_case(s, target, &m);
     }
-    /* Fused forms, with weights of different types side by side. */
+    for (size_t c = 0; c < BPI_ARRAY_LEN(cuts); ++c) {
+        static const struct dims whole = {64, 3, 3};
+        const uint32_t *pair = dtypes[(at + c) % BPI_ARRAY_LEN(dtypes)];
+        const struct matmul_case m = {types,   &whole,  &forms[0],     cuts[c],
+                                      pair[0], pair[1], BP_FILL_NORMAL};
+        matmul_case(s, target, &m);
+    }
+    for (size_t k = 0; k < BPI_ARRAY_LEN(dtypes); ++k)
+        dequantize_case(s, target, type, dtypes[k][1]);
+}
+
+/* Fused forms, with weights of different types side by side. */
+static void walk_fused(struct bp_case_suite *s, struct bp_case_target *target,
+                       const uint32_t *types, uint32_t n_types)
+{
     for (size_t f = 0; f < BPI_ARRAY_LEN(forms); ++f) {
         for (uint32_t t = 0; t + 1 < n_types; t += 3) {
             const uint32_t mixed[MAX_W] = {types[t], types[t + 1], types[0], types[n_types - 1]};
@@ -325,10 +389,23 @@ static void walk(struct bp_case_suite *s, struct bp_case_target *target)
                 const struct dims *d = &edge_dims[(f + t + k) % BPI_ARRAY_LEN(edge_dims)];
                 uint32_t fill = (uint32_t)((f + t + k) % BP_FILL_COUNT);
                 if (fill == BP_FILL_ZERO || fill == BP_FILL_ONE_HOT) fill = BP_FILL_NORMAL;
-                matmul_case(s, target, mixed, d, &forms[f], dtypes[k][0], dtypes[k][1], fill);
+                const struct matmul_case m = {
+                    mixed, d, &forms[f], {0, 0, 0, 0}, dtypes[k][0], dtypes[k][1], fill};
+                matmul_case(s, target, &m);
             }
         }
     }
+}
+
+static void walk(struct bp_case_suite *s, struct bp_case_target *target)
+{
+    const struct bp_quant_ops *ops = (const struct bp_quant_ops *)(const void *)target->op.vt;
+    uint32_t types[BP_GGUF_COUNT], n_types = 0;
+    while (n_types < BP_GGUF_COUNT &&
+           ops->format(target->op.self, n_types, &types[n_types]) == BP_OK)
+        n_types++;
+    for (uint32_t t = 0; t < n_types; ++t) walk_plain(s, target, types[t], t);
+    walk_fused(s, target, types, n_types);
 }
 
 int main(int argc, char **argv)
