@@ -22,8 +22,8 @@ struct bp_model {
     struct bp_error token_err; /* why t is NULL; a model without text still computes on ids */
     char *image;               /* the whole file when engine.mmap is false, else NULL */
     char *path;
-    struct bpi_log log;        /* of bp_model_open's callbacks, for what text functions notice */
-    uint32_t n_sessions;       /* open on this model */
+    struct bpi_log log;  /* of bp_model_open's callbacks, for what text functions notice */
+    uint32_t n_sessions; /* open on this model */
 };
 
 /* The log that a config and callbacks describe. */

@@ -62,6 +62,12 @@ static int32_t check(const struct bp_session *s, const struct bp_generate_params
             "holds only %u; shorten it, start over, or raise engine.ctx",
             n_prompt, held, ctx);
     }
+    for (size_t i = 0; i < n_prompt; ++i) { /* all of them, before the first chunk is computed */
+        if (prompt[i] >= 0 && (uint32_t)prompt[i] < s->hp->n_vocab) continue;
+        return bpi_fail(err, BP_E_ARG, DOMAIN, NULL,
+                        "token %d at place %zu is outside the vocabulary of %u", prompt[i], i,
+                        s->hp->n_vocab);
+    }
     return BP_OK;
 }
 

@@ -3,6 +3,7 @@
 #include "engine/session_priv.h"
 #include "ref/ref.h"
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 int32_t bpi_session_progress(struct bp_session *s, double fraction, const char *what,
@@ -78,6 +79,38 @@ static int32_t check_plugins(const struct bp_session *s, struct bp_error *err)
     return BP_OK;
 }
 
+struct layer_check {
+    uint32_t n_layer;
+    char name[96]; /* of an entry beyond the model's layers */
+};
+
+static void check_layer_entry(void *ctx, const struct bpi_config_key *key, const char *section,
+                              const char *name, const char *value, const char *origin)
+{
+    struct layer_check *c = ctx;
+    const char *at = strstr(name, "@layers=");
+    (void)key;
+    (void)value;
+    (void)origin;
+    if (at == NULL || (strcmp(section, "slots") != 0 && strcmp(section, "wrap") != 0)) return;
+    const char *last = strchr(at, '-');
+    int64_t layer;
+    if (!bpi_parse_i64(last != NULL ? last + 1 : at + strlen("@layers="), &layer) ||
+        layer >= c->n_layer) {
+        snprintf(c->name, sizeof(c->name), "%s.%s", section, name);
+    }
+}
+
+/* An entry for layers that the model does not have would never be looked at, wrong provider and all. */
+static int32_t check_layers(const struct bp_session *s, struct bp_error *err)
+{
+    struct layer_check c = {.n_layer = s->n_layer};
+    bpi_config_each(s->config, check_layer_entry, &c);
+    if (c.name[0] == '\0') return BP_OK;
+    return bpi_fail(err, BP_E_CONFIG, "engine", c.name, "the model has layers 0 to %u only",
+                    s->n_layer - 1);
+}
+
 static int32_t open_backends(struct bp_session *s, struct bp_error *err)
 {
     int64_t threads = bpi_config_int(s->config, "engine", "threads");
@@ -87,6 +120,7 @@ static int32_t open_backends(struct bp_session *s, struct bp_error *err)
     BP_TRY(bpi_loader_create(&env, &s->loader, err));
     BP_TRY(bpi_loader_register(s->loader, bpi_ref_query, err));
     BP_TRY(check_plugins(s, err));
+    BP_TRY(check_layers(s, err));
     BP_TRY(bpi_session_bind(s, err));
     const struct bp_coll_ops *coll = (const struct bp_coll_ops *)s->coll->ref.vt;
     struct bp_coll_setup setup = {
@@ -213,9 +247,13 @@ int32_t bp_seq_truncate(struct bp_session *s, uint32_t seq, uint32_t n_tok, stru
 int32_t bp_seq_share(struct bp_session *s, uint32_t dst, uint32_t src, uint32_t n_tok,
                      uint32_t *out_shared, struct bp_error *err)
 {
-    *out_shared = 0;
     BP_TRY(check_seq(s, dst, err));
     BP_TRY(check_seq(s, src, err));
+    if (out_shared == NULL || dst == src) {
+        return bpi_fail(err, BP_E_ARG, "engine", NULL,
+                        dst == src ? "a sequence cannot share with itself" : "out_shared is NULL");
+    }
+    *out_shared = 0;
     if (bpi_kv_len(s->kv, dst) != 0) {
         return bpi_fail(err, BP_E_ARG, "engine", NULL,
                         "sequence %u is not empty; reset it before sharing", dst);

@@ -272,6 +272,10 @@ int32_t bpi_dense_rms(struct bp_session *s, struct bpi_bound *const *dense, int3
                       const struct bp_tensor *x, const float *w, const struct bp_tensor *y,
                       struct bp_error *err);
 
+/* Marks rows of a tensor (rows outermost, F32) that are not finite. For what only feeds a choice - router logits, the
+ * index - where NaN would decide silently instead of reaching the logits. HOST only. */
+void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t);
+
 /* ---- tap.c ---- */
 static inline bool bpi_tap_on(const struct bp_session *s, uint32_t tap, int32_t layer)
 {

@@ -7,10 +7,34 @@
 
 /* ---- checks and cache ---- */
 
+/* What the item's struct itself must be, before any of its fields counts. */
+static int32_t check_struct(const struct bp_step_item *it, uint32_t i, struct bp_error *err)
+{
+    if (it->h.size < BP_END(struct bp_step_item, n_logits)) {
+        return bpi_fail(err, BP_E_ARG, "engine", NULL, "item %u has h.size %u; fill h with BP_HDR",
+                        i, it->h.size);
+    }
+    for (const struct bp_ext *e = it->h.next; e != NULL; e = e->next) {
+        if ((e->flags & BP_EXT_CRITICAL) == 0) continue;
+        return bpi_fail(err, BP_DECLINED, "engine", NULL,
+                        "item %u carries a critical extension that this version does not know", i);
+    }
+    if ((it->flags & ~(uint32_t)BP_STEP_DECODE) != 0) {
+        return bpi_fail(err, BP_E_ARG, "engine", NULL, "item %u has unknown flags %#x", i,
+                        it->flags);
+    }
+    if (it->ids == NULL && it->n_ids > 0) {
+        return bpi_fail(err, BP_E_ARG, "engine", NULL, "item %u has %u tokens but no ids", i,
+                        it->n_ids);
+    }
+    return BP_OK;
+}
+
 static int32_t check_item(const struct bp_session *s, const struct bp_step_item *items, uint32_t i,
                           struct bp_error *err)
 {
     const struct bp_step_item *it = &items[i];
+    BP_TRY(check_struct(it, i, err));
     if (it->seq >= s->max_seqs) {
         return bpi_fail(err, BP_E_ARG, "engine", NULL,
                         "item %u names sequence %u; this session has 0 .. %u", i, it->seq,
@@ -27,17 +51,24 @@ static int32_t check_item(const struct bp_session *s, const struct bp_step_item 
                         "item %u asks for %u rows of logits but has %u tokens", i, it->n_logits,
                         it->n_ids);
     }
+    uint32_t len = bpi_kv_len(s->kv, it->seq);
+    if (it->n_ids >
+        s->ctx - len) { /* before the ids are looked at: a wild count must not be followed */
+        return bpi_fail(err, BP_E_LIMIT, "engine", "engine.ctx",
+                        "sequence %u holds %u tokens and cannot take %u more: its context is %u",
+                        it->seq, len, it->n_ids, s->ctx);
+    }
+    if (bpi_kv_failed(s->kv, it->seq)) {
+        return bpi_fail(
+            err, BP_E_ARG, "engine", NULL,
+            "sequence %u failed with NaN or infinity in an earlier step; reset it first", it->seq);
+    }
     for (uint32_t j = 0; j < it->n_ids; ++j) {
         if (it->ids[j] < 0 || (uint32_t)it->ids[j] >= s->hp->n_vocab) {
             return bpi_fail(err, BP_E_ARG, "engine", NULL,
                             "token %d at place %u is outside the vocabulary of %u", it->ids[j], j,
                             s->hp->n_vocab);
         }
-    }
-    if (bpi_kv_failed(s->kv, it->seq)) {
-        return bpi_fail(
-            err, BP_E_ARG, "engine", NULL,
-            "sequence %u failed with NaN or infinity in an earlier step; reset it first", it->seq);
     }
     return BP_OK;
 }
@@ -46,19 +77,14 @@ static int32_t check_items(const struct bp_session *s, const struct bp_step_item
                            uint32_t n_items, struct bp_error *err)
 {
     uint64_t n_tok = 0, n_logits = 0, blocks = 0;
+    if (items == NULL && n_items > 0)
+        return bpi_fail(err, BP_E_ARG, "engine", NULL, "there are no items");
     if (n_items > s->max_seqs) {
         return bpi_fail(err, BP_E_ARG, "engine", NULL, "%u items, but engine.max_seqs is %u",
                         n_items, s->max_seqs);
     }
     for (uint32_t i = 0; i < n_items; ++i) {
         BP_TRY(check_item(s, items, i, err));
-        uint32_t len = bpi_kv_len(s->kv, items[i].seq);
-        if (items[i].n_ids > s->ctx - len) {
-            return bpi_fail(
-                err, BP_E_LIMIT, "engine", "engine.ctx",
-                "sequence %u holds %u tokens and cannot take %u more: its context is %u",
-                items[i].seq, len, items[i].n_ids, s->ctx);
-        }
         n_tok += items[i].n_ids;
         n_logits += items[i].n_logits;
         blocks += bpi_kv_need(s->kv, items[i].seq, items[i].n_ids);
@@ -187,24 +213,29 @@ static bool row_is_finite(const float *v, uint64_t n)
     return sum == 0.0f;
 }
 
-/* Marks rows whose residual or logits are not finite; true when there are some. On a device only logits are looked at:
- * reading the residual back would cost a copy per step. */
+void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t)
+{
+    if (s->device.kind != BP_DEV_HOST || t->dtype != BP_DT_F32) return;
+    int64_t width = t->ndim > 2 ? t->dim[1] * t->dim[2] : t->dim[1];
+    for (int64_t r = 0; r < t->dim[0]; ++r) {
+        if (!row_is_finite((const float *)t->data + r * t->stride[0], (uint64_t)width))
+            s->bad_row[r] = 1;
+    }
+}
+
+/* Marks rows whose residual or logits are not finite, besides those that bpi_step_guard() marked; true when there are
+ * some. On a device only logits are looked at: reading the residual back would cost a copy per step. */
 static bool find_bad_rows(struct bp_session *s)
 {
     const struct bpi_step *st = &s->step;
-    bool any = false;
-    memset(s->bad_row, 0, st->n_tok);
-    for (uint32_t r = 0; r < st->n_tok && s->device.kind == BP_DEV_HOST; ++r) {
-        s->bad_row[r] =
-            !row_is_finite((const float *)s->x + (uint64_t)r * s->hp->n_embd, s->hp->n_embd);
-        any = any || s->bad_row[r];
-    }
+    struct bp_tensor x = bpi_t2(s->x, BP_DT_F32, st->n_tok, s->hp->n_embd);
+    bpi_step_guard(s, &x);
     for (uint32_t i = 0; i < st->n_logits; ++i) {
-        if (row_is_finite(s->logits_host + (uint64_t)i * s->hp->n_vocab, s->hp->n_vocab)) continue;
-        s->bad_row[st->logit_row[i]] = 1;
-        any = true;
+        if (!row_is_finite(s->logits_host + (uint64_t)i * s->hp->n_vocab, s->hp->n_vocab)) {
+            s->bad_row[st->logit_row[i]] = 1;
+        }
     }
-    return any;
+    return memchr(s->bad_row, 1, st->n_tok) != NULL;
 }
 
 static int32_t numeric_failure(struct bp_session *s, const struct bp_step_item *items,
@@ -234,6 +265,7 @@ int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, 
     BP_TRY_GOTO(rc, reserve(s, items, n_items, err), fail);
     BP_TRY_GOTO(rc, bpi_step_build(s, items, n_items, err), fail);
     if (s->step.n_tok == 0) return BP_OK;
+    memset(s->bad_row, 0, s->step.n_tok);
     BP_TRY_GOTO(rc, bpi_step_forward(s, err), fail);
     if (find_bad_rows(s)) return numeric_failure(s, items, err);
     return BP_OK;

@@ -43,7 +43,10 @@ static int32_t project(struct bp_session *s, uint32_t il, struct bp_error *err)
                              bpi_t2(s->index_k, s->act, n, hp->index_dim)};
     BP_TRY(bpi_site_run(s, &l->in, l->dense, layer, &x, l->attn_norm, y, NULL, err));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_KV, layer, &y[1], err));
-    if (l->has_index) BP_TRY(bpi_tap_emit(s, BPI_TAP_INDEX_K, layer, &y[2], err));
+    if (l->has_index) {
+        bpi_step_guard(s, &y[2]);
+        BP_TRY(bpi_tap_emit(s, BPI_TAP_INDEX_K, layer, &y[2], err));
+    }
     if (hp->q_lora == 0) return BP_OK;
     BP_TRY(bpi_tap_emit(s, BPI_TAP_Q_LORA, layer, &q_lora, err));
     return bpi_site_run(s, &l->q_b, l->dense, layer, &q_lora, l->q_a_norm, &q, NULL, err);
@@ -130,6 +133,8 @@ static int32_t select_keys(struct bp_session *s, uint32_t il, struct bp_error *e
     BP_TRY(
         bpi_site_run(s, &l->index_q, l->dense, (int32_t)il, &q_lora, l->q_a_norm, &q2, NULL, err));
     BP_TRY(bpi_site_run(s, &l->index_w, l->dense, (int32_t)il, &x, l->attn_norm, &w, NULL, err));
+    bpi_step_guard(s, &q2);
+    bpi_step_guard(s, &w);
     struct bp_tensor q = bpi_t3(s->index_q, s->act, n, hp->n_index_head, hp->index_dim);
     struct bp_tensor q_pe = bpi_cols(q, 0, hp->rope);
     BP_TRY(rope(s, il, &q_pe, &q_pe, 0, hp->index_rope_style, err));

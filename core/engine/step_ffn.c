@@ -27,6 +27,7 @@ static int32_t moe_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)
     BP_TRY(bpi_dense_rms(s, l->dense, layer, &x, l->ffn_norm, &h, err));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_FFN_NORM, layer, &h, err));
     BP_TRY(bpi_site_run(s, &l->router, l->dense, layer, &h, NULL, &logits, NULL, err));
+    bpi_step_guard(s, &logits);
     BP_TRY(bpi_tap_emit(s, BPI_TAP_ROUTER, layer, &logits, err));
 
     struct bp_launch launch = bpi_step_launch(s, l->moe, layer);

@@ -205,30 +205,41 @@ static void fill_json(const struct verify *v, const struct verdict *d)
     json_object_set_new(o, "backends", cli_json_backends(v->c->session));
 }
 
-static void print_measure(const struct measure *m, double max_hidden)
+/* What the golden does not hold is said, never shown as a perfect match. */
+static void print_measure(const struct measure *m, double max_hidden, bool has_hidden)
 {
-    printf("max_abs %.3g, mean KL %.3g, max KL %.3g, top-1 %.2f%% of %llu, greedy %u/%u",
-           m->max_abs, measure_mean_kl(m), m->max_kl, 100.0 * measure_agree(m),
-           (unsigned long long)m->rows, m->greedy_match, m->greedy_total);
+    printf("max_abs %.3g, mean KL %.3g, max KL %.3g, top-1 %.2f%% of %llu, ", m->max_abs,
+           measure_mean_kl(m), m->max_kl, 100.0 * measure_agree(m), (unsigned long long)m->rows);
+    if (m->greedy_total > 0) {
+        printf("greedy %u/%u", m->greedy_match, m->greedy_total);
+    } else {
+        printf("greedy not in the golden");
+    }
     if (m->greedy_gap >= 0.0) printf(" (first difference at gap %.3g)", m->greedy_gap);
-    printf(", hidden %.3g\n", max_hidden);
+    if (has_hidden) {
+        printf(", hidden %.3g\n", max_hidden);
+    } else {
+        printf(", hidden states not in the golden\n");
+    }
 }
 
 static void print_text(const struct verify *v, const struct verdict *d)
 {
+    bool any_hidden = false;
     for (uint32_t n = 0; n < v->golden.n_prompts; ++n) {
         const struct measure *m = &v->results[n];
         double hidden = 0.0;
         for (uint32_t k = 0; k < m->n_hidden; ++k) measure_max(&hidden, m->hidden_max[k]);
         printf("prompt %u (%u tokens, %llu step%s): ", n, v->golden.prompts[n].n_ids,
                (unsigned long long)m->steps, m->steps == 1 ? "" : "s");
-        print_measure(m, hidden);
+        any_hidden = any_hidden || m->n_hidden > 0;
+        print_measure(m, hidden, m->n_hidden > 0);
         for (size_t k = 0; k < m->n_flips; ++k)
             printf("  row %u: golden token %d, ours %d, golden gap %.3g\n", m->flips[k].row,
                    m->flips[k].golden_id, m->flips[k].our_id, m->flips[k].gap);
     }
     printf("all: ");
-    print_measure(&d->all, d->max_hidden);
+    print_measure(&d->all, d->max_hidden, any_hidden);
     printf("cache %s, %s; limits:", bp_session_kv_dtype(v->c->session),
            bp_session_kv_layout(v->c->session));
     if (d->use_abs) printf(" max_abs %.3g", d->limit_abs);

@@ -104,6 +104,14 @@ static int32_t read_hidden(const struct reader *r, uint32_t n, struct golden_pro
             return bad(r, name, "has %u rows but the prompt has %u tokens", rows, p->n_ids);
         p->hidden[p->n_hidden++] = data;
     }
+    /* A later level without the one before it is a hole, and a hole must not pass as "not there". */
+    for (uint32_t l = p->n_hidden + 1; l <= want && p->n_hidden < want; ++l) {
+        struct bp_file_tensor t = {.h = BP_HDR(struct bp_file_tensor, reserved)};
+        char later[48];
+        snprintf(later, sizeof later, "%u.hidden.%u", n, l);
+        if (bp_file_find(r->g->file, later, &t) == BP_OK)
+            return bad(r, name, "is missing, but %s is there", later);
+    }
     if (p->n_hidden != 0 && p->n_hidden != want)
         return bad(r, name,
                    "of prompt %u is missing: with %u layers there are hidden.0 to hidden.%u", n,

@@ -132,8 +132,8 @@ int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, 
  * the next step. */
 const float *bp_session_logits(const struct bp_session *s, uint32_t item, uint32_t row);
 
-/* Asks a running step to stop, from any thread or a signal handler; the step returns BP_E_ABORTED and its sequences are as
- * they were before it. */
+/* Asks the running step - or, when none runs, the next one - to stop, from any thread or a signal handler; that step
+ * returns BP_E_ABORTED and its sequences are as they were before it. */
 void bp_session_interrupt(struct bp_session *s);
 
 /* ---- taps: named intermediates, no cost when off ---- */

@@ -62,6 +62,36 @@ START_TEST(refused_steps_change_nothing)
 }
 END_TEST
 
+START_TEST(malformed_items_are_refused)
+{
+    struct rig r = rig_open(ZOO("zoo-v3"), settings);
+    int32_t id = 1;
+    struct bp_error err = BP_ERROR_INIT;
+    struct bp_ext critical = {
+        .size = sizeof(critical), .flags = BP_EXT_CRITICAL, .id = bp_id("test.unknown")};
+    struct bp_ext harmless = {.size = sizeof(harmless), .id = bp_id("test.unknown")};
+    struct bp_step_item short_struct = item(0, &id, 1, 1, 0), flags = item(0, &id, 1, 1, 8);
+    struct bp_step_item no_ids = item(0, NULL, 3, 1, 0), wild = item(0, &id, UINT32_MAX, 1, 0);
+    struct bp_step_item ext = item(0, &id, 1, 1, 0);
+    short_struct.h.size = 0;
+    ck_assert_int_eq(bp_session_step(r.s, NULL, 1, &err), BP_E_ARG);
+    ck_assert_int_eq(bp_session_step(r.s, &short_struct, 1, &err), BP_E_ARG);
+    ck_assert_int_eq(bp_session_step(r.s, &flags, 1, &err), BP_E_ARG);
+    ck_assert_int_eq(bp_session_step(r.s, &no_ids, 1, &err), BP_E_ARG);
+    ck_assert_int_eq(bp_session_step(r.s, &wild, 1, &err),
+                     BP_E_LIMIT); /* ids beyond the first are not read */
+    ext.h.next = &critical;
+    ck_assert_int_eq(bp_session_step(r.s, &ext, 1, &err), BP_DECLINED);
+    ext.h.next = &harmless;
+    err = (struct bp_error)BP_ERROR_INIT;
+    must(bp_session_step(r.s, &ext, 1, &err), &err);
+    uint32_t shared;
+    ck_assert_int_eq(bp_seq_share(r.s, 1, 0, 1, NULL, &err), BP_E_ARG);
+    ck_assert_int_eq(bp_seq_share(r.s, 1, 1, 1, &shared, &err), BP_E_ARG);
+    rig_close(&r);
+}
+END_TEST
+
 START_TEST(an_interrupted_step_is_taken_back)
 {
     struct rig r = rig_open(ZOO("zoo-v3"), settings);
@@ -90,6 +120,8 @@ START_TEST(wrong_limits_are_refused_with_the_key)
         {{"engine.device=tpu", NULL}, "engine.device"},
         {{"slots.moe=nobody", NULL}, "moe"},
         {{"parallel.tp=2", NULL}, "parallel.tp"},
+        {{"slots.moe@layers=90-99=nobody", NULL}, "slots.moe@layers=90-99"},
+        {{"slots.mla.decode@layers=0-99=ref", NULL}, "slots.mla.decode@layers=0-99"},
         {{"engine.plugin_path=/nowhere", NULL}, "engine.plugin_path"},
         {{"plugin.attn_flash.num_splits=0", NULL}, "plugin.attn_flash"},
         {{"slots.mla.decode=attn_flash", NULL}, "attn_flash"},
@@ -113,23 +145,29 @@ START_TEST(wrong_limits_are_refused_with_the_key)
 }
 END_TEST
 
-/* A copy of zoo-v3 in which `n` bytes at `offset` of a tensor are replaced. */
-static void damaged_copy(const char *path, const char *tensor, uint64_t offset, const void *bytes,
-                         size_t n)
+/* A copy of a model in which `n` bytes at `offset` of a tensor are replaced. */
+static void damage(const char *from, const char *path, const char *tensor, uint64_t offset,
+                   const void *bytes, size_t n)
 {
     struct bpi_gguf *g;
     struct bp_error err = BP_ERROR_INIT;
     char *data;
     size_t len;
-    must(bpi_gguf_open(ZOO("zoo-v3"), &g, &err), &err);
+    must(bpi_gguf_open(from, &g, &err), &err);
     const struct bpi_gguf_tensor *t = bpi_gguf_tensor(g, tensor);
     ck_assert_ptr_nonnull(t);
-    ck_assert_uint_eq(t->type, BP_GGUF_BF16);
-    must(bpi_file_read(ZOO("zoo-v3"), 64u << 20, &data, &len, &err), &err);
+    ck_assert_uint_eq(t->type, n == 2 ? BP_GGUF_BF16 : BP_GGUF_F32);
+    must(bpi_file_read(from, 64u << 20, &data, &len, &err), &err);
     memcpy(data + t->offset + offset, bytes, n);
     must(bpi_file_write(path, data, len, &err), &err);
     bpi_free(data);
     bpi_gguf_close(g);
+}
+
+static void damaged_copy(const char *path, const char *tensor, uint64_t offset, const void *bytes,
+                         size_t n)
+{
+    damage(ZOO("zoo-v3"), path, tensor, offset, bytes, n);
 }
 
 START_TEST(nan_of_one_token_stops_one_sequence)
@@ -203,6 +241,41 @@ START_TEST(overflow_is_named_by_layer_and_op)
 }
 END_TEST
 
+/* What only feeds a choice never reaches the logits as NaN: it has to be caught where it is made. */
+START_TEST(nan_that_only_chooses_is_named)
+{
+    const float nan32 = NAN;
+    const uint16_t nan16 = 0x7fc0;
+    const struct {
+        const char *model, *tensor;
+        const void *bytes;
+        size_t n;
+        const char *where;
+    } cases[] = {
+        {ZOO("zoo-v3"), "blk.2.ffn_gate_inp.weight", &nan32, 4, "blk.2.moe.router"},
+        {ZOO("zoo-glm5"), "blk.2.ffn_gate_inp.weight", &nan32, 4, "blk.2.moe.router"},
+        {ZOO("zoo-glm5"), "blk.2.indexer.attn_k.weight", &nan16, 2, "blk.2.index.k"},
+        {ZOO("zoo-glm5"), "blk.2.indexer.attn_q_b.weight", &nan16, 2, "blk.2.index.q"},
+        {ZOO("zoo-glm5"), "blk.2.indexer.proj.weight", &nan16, 2, "blk.2.index.weights"},
+    };
+    char path[64];
+    snprintf(path, sizeof(path), "choice-%d.gguf", (int)getpid());
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
+        damage(cases[i].model, path, cases[i].tensor, 0, cases[i].bytes, cases[i].n);
+        struct rig r = rig_open(path, settings);
+        remove(path);
+        int32_t *ids = random_ids(6, 30, r.n_vocab); /* longer than the index's top_k */
+        struct bp_error err = BP_ERROR_INIT;
+        struct bp_step_item it = item(0, ids, 30, 1, 0);
+        ck_assert_msg(bp_session_step(r.s, &it, 1, &err) == BP_E_NUMERIC, "%s went unseen",
+                      cases[i].tensor);
+        ck_assert_str_eq(err.where, cases[i].where);
+        free(ids);
+        rig_close(&r);
+    }
+}
+END_TEST
+
 struct seen {
     unsigned n_embd, n_router, n_other;
 };
@@ -253,6 +326,8 @@ int main(void)
     tcase_add_test(tc, wrong_limits_are_refused_with_the_key);
     tcase_add_test(tc, nan_of_one_token_stops_one_sequence);
     tcase_add_test(tc, overflow_is_named_by_layer_and_op);
+    tcase_add_test(tc, nan_that_only_chooses_is_named);
+    tcase_add_test(tc, malformed_items_are_refused);
     tcase_add_test(tc, taps_are_chosen_by_pattern);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
