@@ -87,8 +87,8 @@ static int32_t open_parts(struct opening *o, struct bp_model *m, const struct bp
                            : bpi_model_open(o->g, o->cfg->c, &m->m, err));
     o->g = NULL;
     BP_TRY(check_vocab(m, err));
-    if (m->t == NULL)
-        bpi_logf(log, BPI_LOG_WARN, "token", "no text with this file: %s", m->token_err.msg);
+    if (m->t == NULL) /* whoever wants text will get it as an error; saying it twice helps nobody */
+        bpi_logf(log, BPI_LOG_INFO, "token", "no text with this file: %s", m->token_err.msg);
     log_notes(m, log);
     return progress(o, 1.0, "model", err);
 }

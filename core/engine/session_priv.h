@@ -272,6 +272,8 @@ int32_t bpi_dense_rms(struct bp_session *s, struct bpi_bound *const *dense, int3
                       const struct bp_tensor *x, const float *w, const struct bp_tensor *y,
                       struct bp_error *err);
 
+/* BP_E_ABORTED once after bp_session_interrupt; asked for between the larger pieces of work. */
+int32_t bpi_step_interrupted(struct bp_session *s, uint32_t layer, struct bp_error *err);
 /* Marks rows of a tensor (rows outermost, F32) that are not finite. For what only feeds a choice - router logits, the
  * index - where NaN would decide silently instead of reaching the logits. HOST only. */
 void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t);

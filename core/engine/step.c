@@ -188,16 +188,21 @@ static int32_t head(struct bp_session *s, struct bp_error *err)
     return bpi_tap_emit(s, BPI_TAP_LOGITS, -1, &y, err);
 }
 
+int32_t bpi_step_interrupted(struct bp_session *s, uint32_t layer, struct bp_error *err)
+{
+    if (!atomic_load_explicit(&s->interrupted, memory_order_relaxed)) return BP_OK;
+    atomic_store(&s->interrupted, 0);
+    return bpi_fail(err, BP_E_ABORTED, "engine", NULL,
+                    "the step was stopped on request at layer %u", layer);
+}
+
 int32_t bpi_step_forward(struct bp_session *s, struct bp_error *err)
 {
     BP_TRY(embed(s, err));
     for (uint32_t il = 0; il < s->n_layer; ++il) {
-        if (atomic_load_explicit(&s->interrupted, memory_order_relaxed)) {
-            atomic_store(&s->interrupted, 0);
-            return bpi_fail(err, BP_E_ABORTED, "engine", NULL,
-                            "the step was stopped on request at layer %u", il);
-        }
+        BP_TRY(bpi_step_interrupted(s, il, err));
         BP_TRY(bpi_step_attention(s, il, err));
+        BP_TRY(bpi_step_interrupted(s, il, err));
         BP_TRY(bpi_step_ffn(s, il, err));
     }
     return head(s, err);

@@ -285,6 +285,7 @@ int32_t bpi_step_attention(struct bp_session *s, uint32_t il, struct bp_error *e
     BP_TRY(attend_rows(s, il, err));
     for (uint32_t g = 0; g < s->step.n_group; ++g) {
         for (uint32_t p = 0; p < s->step.groups[g].n_phase; ++p) {
+            BP_TRY(bpi_step_interrupted(s, il, err));
             BP_TRY(attend_phase(s, il, &s->step.groups[g], p, err));
         }
     }
