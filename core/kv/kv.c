@@ -48,8 +48,9 @@ int32_t bpi_kv_create(uint32_t n_blocks, uint32_t block_tok, uint32_t max_seqs, 
     kv->tables = bpi_calloc((size_t)max_seqs * kv->width, sizeof(*kv->tables));
     kv->seqs = bpi_calloc(max_seqs, sizeof(*kv->seqs));
     if (kv->free_list == NULL || kv->refs == NULL || kv->tables == NULL || kv->seqs == NULL) {
+        size_t table_bytes = (size_t)max_seqs * kv->width * sizeof(int32_t);
         bpi_kv_destroy(kv);
-        return bpi_fail_nomem(err, "kv", (size_t)max_seqs * kv->width * sizeof(int32_t));
+        return bpi_fail_nomem(err, "kv", table_bytes);
     }
     for (uint32_t s = 0; s < max_seqs; ++s) kv->seqs[s].table = kv->tables + (size_t)s * kv->width;
     for (uint32_t b = 0; b < n_blocks; ++b) kv->free_list[b] = (int32_t)(n_blocks - 1 - b);
