@@ -64,19 +64,7 @@ static int32_t check_plugins(const struct bp_session *s, struct bp_error *err)
         return bpi_fail(err, BP_E_CONFIG, "engine", "engine.plugin_path",
                         "this version loads no plugins; remove the key");
     }
-    const char *name;
-    for (size_t i = 0; (name = bpi_config_plugin_name_at(s->config, i)) != NULL; ++i) {
-        bool known = false;
-        for (size_t k = 0; k < bpi_loader_n_plugins(s->loader) && !known; ++k) {
-            known = strcmp(bpi_loader_plugin(s->loader, k)->name, name) == 0;
-        }
-        if (known) continue;
-        return bpi_fail(
-            err, BP_E_CONFIG, "engine", name,
-            "there are settings for a plugin %s, which is not there; remove [plugin.%s]", name,
-            name);
-    }
-    return BP_OK;
+    return bpi_loader_check_config(s->loader, err);
 }
 
 struct layer_check {
