@@ -25,8 +25,8 @@ const char *bpi_status_name(int32_t code);
 const char *bpi_status_text(int32_t code);
 
 /* Fills *err (may be NULL) and returns `code`, so that failing is one line: return bpi_fail(err, ...).
- * `where` (may be NULL) is a file, key, tensor or op; the text is cut, never overrun. Keeps a first error: when
- * err->code is already set, the new text is dropped. */
+ * `where` (may be NULL) is a file, key, tensor or op; too long a one loses its beginning, too long a message its end.
+ * Keeps a first error: when err->code is already set, the new text is dropped. */
 int32_t bpi_fail(struct bp_error *err, int32_t code, const char *domain, const char *where, const char *fmt, ...)
     BPI_PRINTF(5, 6);
 /* Same for allocation failure of n bytes; needs no memory itself. */
@@ -80,6 +80,10 @@ static inline bool bpi_align_up_u64(uint64_t v, uint64_t align, uint64_t *out)
 }
 
 /* ---- text (base_text.c) ---- */
+
+/* Copies s into out[0..cap); what does not fit is cut at its beginning and shown by "...", because the end of a path
+ * or a tensor name says more. Never leaves half a UTF-8 character. Empty when cap is below 5. */
+void bpi_copy_end(char *out, size_t cap, const char *s);
 
 /* Growing byte buffer, always NUL-terminated once non-empty. After a failed append `failed` stays set and later
  * appends do nothing: build the whole text, then check once. Zero-initialise; free with bpi_buf_free. */

@@ -50,7 +50,8 @@ int32_t bpi_fail(struct bp_error *err, int32_t code, const char *domain, const c
     err->code = code;
     err->native = 0;
     copy_cut(err->domain, sizeof err->domain, domain);
-    copy_cut(err->where, sizeof err->where, where);
+    bpi_copy_end(err->where, sizeof err->where, where != NULL ? where : "");
+    bpi_text_make_plain(err->where);
     va_list args;
     va_start(args, fmt);
     int n = bpi_vformat(err->msg, sizeof err->msg, fmt, args);

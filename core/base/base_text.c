@@ -22,6 +22,24 @@ int bpi_vformat(char *out, size_t cap, const char *fmt, va_list args)
     return n;
 }
 
+void bpi_copy_end(char *out, size_t cap, const char *s)
+{
+    static const char gap[] = "...";
+    size_t n = strlen(s);
+    if (n < cap) {
+        memcpy(out, s, n + 1);
+        return;
+    }
+    if (cap <= sizeof gap) {
+        if (cap > 0) out[0] = '\0';
+        return;
+    }
+    const char *from = s + n - (cap - sizeof gap);
+    while ((*from & 0xc0) == 0x80) ++from; /* never half a character */
+    memcpy(out, gap, sizeof gap - 1);
+    memcpy(out + sizeof gap - 1, from, strlen(from) + 1);
+}
+
 /* ---- buffer ---- */
 
 static bool buf_reserve(struct bpi_buf *b, size_t extra)

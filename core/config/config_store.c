@@ -40,11 +40,8 @@ void bpi_config_source_line(struct bpi_config_source *src, unsigned line)
     }
     char number[16];
     int digits = snprintf(number, sizeof number, ":%u", line);
-    size_t room = sizeof src->where - 1 - (size_t)digits, n = strlen(src->label);
-    if (n <= room)
-        snprintf(src->where, sizeof src->where, "%s%s", src->label, number);
-    else /* the end of a path says more than its beginning */
-        snprintf(src->where, sizeof src->where, "...%s%s", src->label + n - room + 3, number);
+    bpi_copy_end(src->where, sizeof src->where - (size_t)digits, src->label);
+    strcat(src->where, number);
 }
 
 /* ---- names ---- */

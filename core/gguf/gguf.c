@@ -39,18 +39,6 @@ const char *bpi_gguf_base_name(const char *path)
     return slash != NULL ? slash + 1 : path;
 }
 
-/* The end of a path says more than its beginning. */
-static void set_where(struct bpi_gguf_part *part)
-{
-    size_t n = strlen(part->path), room = sizeof part->where - 1;
-    if (n <= room) {
-        memcpy(part->where, part->path, n + 1);
-    } else {
-        memcpy(part->where, "...", 3);
-        memcpy(part->where + 3, part->path + n - (room - 3), room - 3 + 1);
-    }
-}
-
 /* A zeroed part at the end of the list, counted at once so that bpi_gguf_close frees whatever it gets to own. */
 static struct bpi_gguf_part *part_new(struct bpi_gguf *g, const char *path)
 {
@@ -65,7 +53,7 @@ static struct bpi_gguf_part *part_new(struct bpi_gguf *g, const char *path)
     if (copy == NULL) return NULL;
     struct bpi_gguf_part *part = &g->parts[g->n_parts];
     *part = (struct bpi_gguf_part){.path = copy, .number = g->n_parts};
-    set_where(part);
+    bpi_copy_end(part->where, sizeof part->where, part->path);
     ++g->n_parts;
     return part;
 }

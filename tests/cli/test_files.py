@@ -27,6 +27,16 @@ class BrokenModels(CliCase):
         for path in (self.tmp + "/none.gguf", self.tmp, self.file("t", b"text"), self.file("e", b"")):
             self.refused("inspect", path)
 
+    def test_long_paths_keep_the_file_name(self):
+        deep = os.path.join(self.tmp, "d" * 200, "e" * 200)
+        os.makedirs(deep)
+        path = os.path.join(deep, "far.gguf")
+        self.each(path, says="far.gguf", code="E_IO")
+        with open(path, "wb"):
+            pass
+        self.each(path, says=("far.gguf", "empty"), code="E_FORMAT")
+        self.refused("inspect", path, says="far.gguf")
+
     def test_truncated(self):
         data = read(ZOO_V3)
         for n in (3, 4, 23, 24, 100, 2000, 9000, len(data) // 2, len(data) - 1):

@@ -98,7 +98,7 @@ struct bp_error {
     int32_t code;    /* enum bp_status */
     int32_t native;  /* errno, CUresult, ...; 0 if none */
     char domain[16]; /* "gguf", "config", a provider's name */
-    char where[96];  /* file, key, tensor, layer and op */
+    char where[96];  /* file, key, tensor, layer, op; too long: "..." and the end */
     char msg[512];
 };
 BP_NOPAD(struct bp_error, msg);

@@ -86,6 +86,52 @@ START_TEST(long_text_is_cut_not_overrun)
 }
 END_TEST
 
+/* Of a long path the file name must be left. */
+START_TEST(long_place_keeps_its_end)
+{
+    char path[200];
+    memset(path, 'd', sizeof path);
+    memcpy(path + 150, "/model-00003-of-00003.gguf", sizeof "/model-00003-of-00003.gguf");
+    struct bp_error e = BP_ERROR_INIT;
+    bpi_fail(&e, BP_E_FORMAT, "gguf", path, "x");
+    ck_assert_uint_eq(strlen(e.where), 95);
+    ck_assert(strncmp(e.where, "...ddd", 6) == 0);
+    ck_assert(strstr(e.where, "/model-00003-of-00003.gguf") != NULL);
+}
+END_TEST
+
+START_TEST(end_is_copied_whole_or_cut_between_characters)
+{
+    static const struct {
+        const char *text, *wanted;
+        size_t cap;
+    } cases[] = {
+        {"abcdefg", "abcdefg", 8},
+        {"abcdefg", "...efg", 7},
+        {"abcdefg", "...g", 5},
+        {"abcdefg", "", 4},
+        {"abc", "abc", 4},
+        {"", "", 1},
+        {"x", "", 1},
+        {"12345\xe2\x82\xac"
+         "6",
+         "...6", 7},
+        {"12345\xe2\x82\xac"
+         "6",
+         "...\xe2\x82\xac"
+         "6",
+         8},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        char out[16];
+        memset(out, '#', sizeof out);
+        bpi_copy_end(out, cases[i].cap, cases[i].text);
+        ck_assert_str_eq(out, cases[i].wanted);
+        for (size_t k = cases[i].cap; k < sizeof out; ++k) ck_assert(out[k] == '#');
+    }
+}
+END_TEST
+
 START_TEST(cut_falls_between_characters)
 {
     struct bp_error e = BP_ERROR_INIT;
@@ -165,6 +211,8 @@ int main(void)
     tcase_add_test(t, keeps_the_first_error);
     tcase_add_test(t, null_is_allowed_everywhere);
     tcase_add_test(t, long_text_is_cut_not_overrun);
+    tcase_add_test(t, long_place_keeps_its_end);
+    tcase_add_test(t, end_is_copied_whole_or_cut_between_characters);
     tcase_add_test(t, cut_falls_between_characters);
     tcase_add_test(t, hostile_names_cannot_move_the_cursor);
     tcase_add_test(t, log_passes_and_drops_by_level);
