@@ -214,6 +214,20 @@ struct bp_plugin_desc {
 };
 BP_NOPAD(struct bp_plugin_desc, op_destroy);
 
+/* The ELF note that stands for a plugin in its file, so that it is known without running any of its code: section
+ * .note.backplane, owner "Backplane", type BP_NOTE_PLUGIN, little-endian. The descriptor must say the same. sdk.h has
+ * the macro that emits it. Texts end with a NUL and are padded with NULs. Frozen: of every ABI, past and future. */
+enum { BP_NOTE_PLUGIN = 1 };
+#define BP_NOTE_SECTION ".note.backplane"
+#define BP_NOTE_OWNER "Backplane"
+struct bp_plugin_note {
+    uint32_t abi_major, abi_minor;
+    uint32_t kind, reserved; /* enum bp_plugin_kind; 0 */
+    char name[32], version[32];
+    char ifaces[256];        /* the interfaces it offers, one space between: "bp.quant bp.mla.decode" */
+};
+BP_NOPAD(struct bp_plugin_note, ifaces);
+
 struct bp_query {
     struct bp_hdr h;
     uint32_t host_major, host_minor, host_min_plugin_minor, engine_version;
