@@ -68,6 +68,10 @@ static const struct bpi_config_key keys[] = {
     KEY_ENUM("model", "indexer", "auto", "auto|on|off",
              "Sparse selection of DSA models. auto = used when the file has an indexer; on = a file without "
              "one is refused; off = dense attention, whatever the file has."),
+    KEY_ENUM("model", "index_layers", "auto", "auto|all|glm5.2",
+             "Which layers of a glm-dsa model choose keys; the others reuse the last choice. auto = what the file says in "
+             "attention.indexer.types, else by its context length; all = every layer; glm5.2 = layers 0, 1, 2, 6, 10, ..., "
+             "the pattern of GLM-5.2, which some engines assume for every file."),
     KEY_FLOAT("model", "yarn_log_multiplier", "auto", "auto", 0, 10,
               "Stands in for the file's rope.scaling.yarn_log_multiplier (0.1 times mscale_all_dim), which "
               "files made before that key existed lack. auto = what the file says."),

@@ -163,8 +163,27 @@ static int32_t read_index_types(struct bpi_model *m, struct bp_error *err)
     return BP_OK;
 }
 
+/* model.index_layers over the file. */
+static int32_t impose_index_types(struct bpi_model *m, const char *wish, struct bp_error *err)
+{
+    bool all = strcmp(wish, "all") == 0;
+    if (!all && m->arch->long_ctx == 0)
+        return bpi_fail(err, BP_E_UNSUPPORTED, "model", "model.index_layers",
+                        "model.index_layers is %s, but the layers of architecture %s do not share "
+                        "their choice; set it to auto",
+                        wish, m->arch->name);
+    for (uint32_t i = 0; i < m->hp.n_layer; ++i)
+        m->index_full[i] = all || bpi_arch_pattern_full(i);
+    bpi_model_note(m, BPI_REPORT_NOTE, "model.index_layers",
+                   "%s, whatever the file says, because model.index_layers is %s",
+                   all ? "every layer selects" : "layers 0, 1, 2, 6, 10, ... select", wish);
+    return BP_OK;
+}
+
 static int32_t find_full_layers(struct bpi_model *m, struct bp_error *err)
 {
+    const char *wish = m->cfg != NULL ? bpi_config_str(m->cfg, "model", "index_layers") : "auto";
+    if (strcmp(wish, "auto") != 0) return impose_index_types(m, wish, err);
     if (m->key[BPI_K_INDEX_TYPES].found) return read_index_types(m, err);
     uint32_t ctx = m->key[BPI_K_CONTEXT].u;
     bool pattern = m->arch->long_ctx != 0 && ctx >= m->arch->long_ctx;
@@ -224,10 +243,13 @@ int32_t bpi_model_find_index(struct bpi_model *m, struct bp_error *err)
     m->index_why = "sparse attention is off";
     if (!m->arch->has_index) {
         m->index_why = "this architecture has no index";
-        if (!on) return BP_OK;
-        return bpi_fail(err, BP_E_UNSUPPORTED, "model", "model.indexer",
-                        "model.indexer is on, but architecture %s has no index; set it to auto",
-                        m->arch->name);
+        const char *layers =
+            m->cfg != NULL ? bpi_config_str(m->cfg, "model", "index_layers") : "auto";
+        const char *key = on ? "model.indexer" : "model.index_layers";
+        if (!on && strcmp(layers, "auto") == 0) return BP_OK;
+        return bpi_fail(err, BP_E_UNSUPPORTED, "model", key,
+                        "%s is %s, but architecture %s has no index; set it to auto", key,
+                        on ? "on" : layers, m->arch->name);
     }
     BP_TRY(find_full_layers(m, err));
     if (off) {

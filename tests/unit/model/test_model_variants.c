@@ -397,6 +397,30 @@ START_TEST(index_types)
 }
 END_TEST
 
+/* The setting stands over the key, over the context length, and over the default. */
+START_TEST(index_layers_by_setting)
+{
+    static const struct edit types[] = {{ED_ARR_BOOL, "attention.indexer.types", 0, "1,0,0,1"},
+                                        {0}};
+    static const struct edit at[] = {{ED_U32, "context_length", 1048576, NULL}, {0}};
+    struct bpi_model *m = edited_model(G5, types, "model.index_layers=glm5.2");
+    check_full(m, "1110");
+    ASSERT_LINE(m, BPI_REPORT_NOTE, "model.index_layers", "layers 0, 1, 2, 6, 10, ... select");
+    ASSERT_LINE(m, BPI_REPORT_NOTE, "model.indexer", "sparse attention: on (3 of 4 layers select)");
+    bpi_model_close(m);
+    m = edited_model(G5, at, "model.index_layers=all");
+    check_full(m, "1111");
+    ASSERT_LINE(m, BPI_REPORT_NOTE, "model.index_layers", "every layer selects");
+    bpi_model_close(m);
+    m = edited_model(G5, NULL, "model.index_layers=glm5.2");
+    check_full(m, "1110");
+    bpi_model_close(m);
+    m = edited_model("zoo-v32.gguf", NULL, "model.index_layers=all");
+    check_full(m, "111");
+    bpi_model_close(m);
+}
+END_TEST
+
 START_TEST(index_pattern_of_long_context)
 {
     static const struct edit at[] = {{ED_U32, "context_length", 1048576, NULL}, {0}};
@@ -642,6 +666,7 @@ static void add(TCase *tc)
     tcase_add_test(tc, index_off);
     tcase_add_test(tc, index_partly_there);
     tcase_add_test(tc, index_types);
+    tcase_add_test(tc, index_layers_by_setting);
     tcase_add_test(tc, index_pattern_of_long_context);
     tcase_add_test(tc, index_tensors_without_index);
     tcase_add_loop_test(tc, absent_key, 0, BPI_ARRAY_LEN(absent));
