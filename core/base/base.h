@@ -127,6 +127,7 @@ int32_t bpi_file_write(const char *path, const void *data, size_t n, struct bp_e
 struct bpi_map {
     const unsigned char *data;
     uint64_t n_bytes;
+    uint64_t device, inode; /* which file it is, whatever its path names later */
 };
 int32_t bpi_map_open(const char *path, struct bpi_map *out, struct bp_error *err);
 void bpi_map_close(struct bpi_map *m); /* accepts a zeroed map */
@@ -135,6 +136,21 @@ enum bpi_map_use { BPI_MAP_WHOLE, BPI_MAP_SCATTERED };
 void bpi_map_expect(const struct bpi_map *m, uint32_t use);
 /* Begins to bring bytes [at, at + n), cut to the file, into memory. */
 void bpi_map_want(const struct bpi_map *m, uint64_t at, uint64_t n);
+/* A mapping of a file that another program shortens raises SIGBUS beyond the new end (decision 0006). BP_E_IO when the
+ * file at `path` is still the mapped one and has become shorter; a path that is gone or names another file is fine,
+ * because the mapping keeps the old one. */
+int32_t bpi_map_check(const struct bpi_map *m, const char *path, struct bp_error *err);
+
+/* The bytes of a mapped file by read calls: a shortened file gives an error and no signal. `path` outlives it. */
+struct bpi_input {
+    const char *path;
+    int fd;
+};
+/* Errors: BP_E_IO, also when the path names another file or another length than when `m` was mapped. */
+int32_t bpi_input_open(const struct bpi_map *m, const char *path, struct bpi_input *out, struct bp_error *err);
+/* Exactly the bytes [at, at + n). BP_E_IO when the file ends before, or its disk fails. */
+int32_t bpi_input_read(const struct bpi_input *in, uint64_t at, void *out, size_t n, struct bp_error *err);
+void bpi_input_close(struct bpi_input *in);
 
 /* ---- log ---- */
 enum bpi_log_level { BPI_LOG_ERROR = 0, BPI_LOG_WARN = 1, BPI_LOG_INFO = 2, BPI_LOG_DEBUG = 3 };

@@ -26,8 +26,7 @@ static int32_t fail_errno(struct bp_error *err, const char *path, const char *wh
 }
 
 /* Opens a regular file and tells its size. O_NONBLOCK: opening a pipe must be refused, not waited for. */
-static int32_t open_regular(const char *path, int *out_fd, uint64_t *out_bytes,
-                            struct bp_error *err)
+static int32_t open_regular(const char *path, int *out_fd, struct stat *out, struct bp_error *err)
 {
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -47,7 +46,7 @@ static int32_t open_regular(const char *path, int *out_fd, uint64_t *out_bytes,
         goto fail;
     }
     *out_fd = fd;
-    *out_bytes = (uint64_t)st.st_size;
+    *out = st;
     return BP_OK;
 fail:
     close(fd);
@@ -74,10 +73,12 @@ int32_t bpi_file_read(const char *path, size_t max_bytes, char **out, size_t *ou
                       struct bp_error *err)
 {
     int fd = -1;
-    uint64_t n_bytes = 0, with_nul;
+    uint64_t n_bytes, with_nul;
     char *data = NULL;
+    struct stat st;
     int32_t rc;
-    BP_TRY(open_regular(path, &fd, &n_bytes, err));
+    BP_TRY(open_regular(path, &fd, &st, err));
+    n_bytes = (uint64_t)st.st_size;
     if (n_bytes > max_bytes) {
         rc = bpi_fail(err, BP_E_LIMIT, DOMAIN, path,
                       "the file has %llu bytes, more than the %zu that are accepted here",
@@ -155,8 +156,9 @@ int32_t bpi_file_write(const char *path, const void *data, size_t n, struct bp_e
 int32_t bpi_map_open(const char *path, struct bpi_map *out, struct bp_error *err)
 {
     int fd = -1;
-    uint64_t n_bytes = 0;
-    BP_TRY(open_regular(path, &fd, &n_bytes, err));
+    struct stat st;
+    BP_TRY(open_regular(path, &fd, &st, err));
+    uint64_t n_bytes = (uint64_t)st.st_size;
     if (n_bytes == 0) {
         close(fd);
         return bpi_fail(err, BP_E_FORMAT, DOMAIN, path,
@@ -168,6 +170,8 @@ int32_t bpi_map_open(const char *path, struct bpi_map *out, struct bp_error *err
     if (rc != BP_OK) return rc;
     out->data = data;
     out->n_bytes = n_bytes;
+    out->device = (uint64_t)st.st_dev;
+    out->inode = (uint64_t)st.st_ino;
     return BP_OK;
 }
 
@@ -192,4 +196,59 @@ void bpi_map_want(const struct bpi_map *m, uint64_t at, uint64_t n)
     if (page <= 0) return;
     uint64_t into = at % (uint64_t)page;
     (void)madvise((void *)(uintptr_t)(m->data + at - into), n + into, MADV_WILLNEED);
+}
+
+int32_t bpi_map_check(const struct bpi_map *m, const char *path, struct bp_error *err)
+{
+    struct stat st;
+    if (m->data == NULL || stat(path, &st) != 0) return BP_OK;
+    if ((uint64_t)st.st_dev != m->device || (uint64_t)st.st_ino != m->inode) return BP_OK;
+    if ((uint64_t)st.st_size >= m->n_bytes) return BP_OK;
+    return bpi_fail(err, BP_E_IO, DOMAIN, path,
+                    "the file had %llu bytes when it was opened and has %llu now; another program "
+                    "has shortened it, so fetch it again",
+                    (unsigned long long)m->n_bytes, (unsigned long long)st.st_size);
+}
+
+/* ---- the bytes of a mapping by read calls ---- */
+
+int32_t bpi_input_open(const struct bpi_map *m, const char *path, struct bpi_input *out,
+                       struct bp_error *err)
+{
+    int fd = -1;
+    struct stat st;
+    BP_TRY(open_regular(path, &fd, &st, err));
+    if ((uint64_t)st.st_dev == m->device && (uint64_t)st.st_ino == m->inode &&
+        (uint64_t)st.st_size == m->n_bytes) {
+        *out = (struct bpi_input){path, fd};
+        return BP_OK;
+    }
+    close(fd);
+    return bpi_fail(err, BP_E_IO, DOMAIN, path,
+                    "this is not the file that was opened before, with %llu bytes; it was replaced "
+                    "or changed meanwhile, so start again",
+                    (unsigned long long)m->n_bytes);
+}
+
+int32_t bpi_input_read(const struct bpi_input *in, uint64_t at, void *out, size_t n,
+                       struct bp_error *err)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t got = pread(in->fd, (char *)out + done, n - done, (off_t)(at + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_errno(err, in->path, "the file cannot be read");
+        if (got == 0)
+            return bpi_fail(err, BP_E_IO, DOMAIN, in->path,
+                            "the file ended at byte %llu, %zu bytes early; another program has "
+                            "shortened it, so fetch it again",
+                            (unsigned long long)(at + done), n - done);
+        done += (size_t)got;
+    }
+    return BP_OK;
+}
+
+void bpi_input_close(struct bpi_input *in)
+{
+    if (in->fd >= 0) close(in->fd);
+    in->fd = -1;
 }

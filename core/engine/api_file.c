@@ -6,14 +6,6 @@
 #include <string.h>
 #include "block/block.h"
 
-struct bp_file {
-    struct bpi_gguf *g;
-    struct bpi_arena arena; /* NUL-terminated copies */
-    const char *arch;
-    const char **keys; /* (n_kv) */
-    char (*kinds)[24]; /* (n_kv) "arr[string]" */
-};
-
 static int32_t copy_names(struct bp_file *f, struct bp_error *err)
 {
     uint64_t n = bpi_gguf_n_kv(f->g);

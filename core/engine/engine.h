@@ -26,6 +26,14 @@ struct bp_model {
     uint32_t n_sessions; /* open on this model */
 };
 
+struct bp_file {
+    struct bpi_gguf *g;
+    struct bpi_arena arena; /* NUL-terminated copies */
+    const char *arch;
+    const char **keys; /* (n_kv) */
+    char (*kinds)[24]; /* (n_kv) "arr[string]" */
+};
+
 /* The log that a config and callbacks describe. */
 struct bpi_log bpi_engine_log(const struct bp_config *c, const struct bp_callbacks *cb);
 

@@ -3,6 +3,7 @@
  * into them; it never changes after bpi_gguf_open. SPDX-License-Identifier: MIT */
 #include "gguf/gguf.h"
 #include "gguf/gguf_priv.h"
+#include "gguf/gguf_stream.h"
 
 #include <string.h>
 
@@ -167,6 +168,13 @@ uint64_t bpi_gguf_alignment(const struct bpi_gguf *g, uint32_t shard)
 void bpi_gguf_expect(const struct bpi_gguf *g, uint32_t use)
 {
     for (uint32_t i = 0; i < g->n_parts; ++i) bpi_map_expect(&g->parts[i].map, use);
+}
+
+int32_t bpi_gguf_check_files(const struct bpi_gguf *g, struct bp_error *err)
+{
+    for (uint32_t i = 0; i < g->n_parts; ++i)
+        BP_TRY(bpi_map_check(&g->parts[i].map, g->parts[i].path, err));
+    return BP_OK;
 }
 
 uint64_t bpi_gguf_n_kv(const struct bpi_gguf *g)

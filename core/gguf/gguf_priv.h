@@ -71,6 +71,8 @@ int32_t bpi_gguf_open_shards(struct bpi_gguf *g, struct bp_error *err);
 
 /* True and the sizes if `type` is a number of the format that is still in use. */
 bool bpi_gguf_type_sizes(uint32_t type, uint32_t *out_elems, uint32_t *out_bytes);
+/* "Q4_K"; NULL for numbers that are not in use. */
+const char *bpi_gguf_type_name(uint32_t type);
 /* The former name of a number that was taken out of the format, else NULL. */
 const char *bpi_gguf_removed_type(uint32_t type);
 /* Bytes of a tensor, all steps checked; n_dim >= 1. NULL, or what is wrong ("has a negative dimension"). */
@@ -82,6 +84,27 @@ uint32_t bpi_gguf_kind_bytes(uint32_t kind); /* 0 for strings, arrays, unknown *
 const struct bpi_gguf_kv *bpi_gguf_part_find(const struct bpi_gguf_part *part, const char *key);
 int32_t bpi_gguf_part_u64(const struct bpi_gguf_part *part, const char *key, uint64_t max,
                           uint64_t *out, bool *found, struct bp_error *err);
+
+/* ---- gguf_manifest.c ---- */
+
+struct bpi_manifest_entry {
+    char hash[33];            /* 32 lower-case digits */
+    char type[17];            /* "Q4_K"; "header" of the lines of shards */
+    uint32_t shard;
+    uint32_t reserved;
+    uint64_t n_bytes;
+    const char *name;         /* of a tensor, or of a shard's file */
+};
+struct bpi_manifest {
+    struct bpi_arena arena;
+    const char *file; /* base name of the first shard */
+    uint64_t n_bytes; /* of all files */
+    uint32_t n_shards, reserved;
+    uint64_t n_tensors;
+    struct bpi_manifest_entry *entries; /* (n_shards + n_tensors) headers first */
+    struct bpi_gguf_index tensors;      /* over entries + n_shards */
+};
+struct bpi_span bpi_manifest_entry_name(const void *items, uint64_t i); /* items: struct bpi_manifest_entry [] */
 
 /* The file name without its folders. */
 const char *bpi_gguf_base_name(const char *path);

@@ -16,6 +16,17 @@ static const struct { uint32_t type; const char *name; } removed_types[] = {
 };
 // clang-format on
 
+static const char *const type_names[BP_GGUF_COUNT] = {
+#define ROW(name, elems, bytes) [BP_GGUF_##name] = #name,
+    BPI_GGUF_TYPE_MAP(ROW)
+#undef ROW
+};
+
+const char *bpi_gguf_type_name(uint32_t type)
+{
+    return type < BP_GGUF_COUNT ? type_names[type] : NULL;
+}
+
 const char *bpi_gguf_removed_type(uint32_t type)
 {
     for (size_t i = 0; i < BPI_ARRAY_LEN(removed_types); ++i) {

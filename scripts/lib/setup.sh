@@ -24,14 +24,15 @@ bp_missing() {
     done
     if ! command -v cc >/dev/null; then
         # Without a compiler nothing can be tried; apt leaves alone what is installed already.
-        printf '%s\n' gcc libc6-dev libinih-dev libjansson-dev check libsubunit-dev libpcre2-dev
+        printf '%s\n' gcc libc6-dev libinih-dev libxxhash-dev libjansson-dev check libsubunit-dev libpcre2-dev
         return
     fi
     if ! bp_has_library stdio.h m; then
-        printf '%s\n' libc6-dev libinih-dev libjansson-dev check libsubunit-dev libpcre2-dev
+        printf '%s\n' libc6-dev libinih-dev libxxhash-dev libjansson-dev check libsubunit-dev libpcre2-dev
         return
     fi
     bp_has_library ini.h inih || echo libinih-dev
+    bp_has_library xxhash.h xxhash || echo libxxhash-dev
     bp_has_library jansson.h jansson || echo libjansson-dev
     bp_has_library check.h check || echo check
     bp_has_library subunit/child.h subunit || echo libsubunit-dev

@@ -54,6 +54,73 @@ int32_t bp_file_kv(const struct bp_file *f, uint64_t i, uint32_t max_elems, cons
 int32_t bp_file_u64(const struct bp_file *f, const char *key, uint64_t *out, struct bp_error *err);
 int32_t bp_file_str(const struct bp_file *f, const char *key, char **out, size_t *out_n, struct bp_error *err);
 
+/* ---- is the file whole? ----
+ * These read every byte, by read calls and in engine.threads threads (cfg NULL: one per core), with 1 MiB of memory a
+ * thread. Only cb->progress and its ctx are used; it is called from the calling thread, and cb may be NULL.
+ * Errors: BP_E_IO the file cannot be read, or was replaced, lengthened or shortened since it was opened; BP_E_ABORTED
+ * progress asked to stop; BP_E_NOMEM. */
+
+/* Hashes (XXH3-128) of every shard's header and every tensor. Immutable. */
+struct bp_manifest;
+int32_t bp_file_hash(const struct bp_file *f, const struct bp_config *cfg, const struct bp_callbacks *cb,
+                     struct bp_manifest **out, struct bp_error *err);
+/* Reads a manifest that bp_manifest_text made. Errors: BP_E_IO; BP_E_FORMAT naming the line; BP_E_UNSUPPORTED another
+ * version; BP_E_LIMIT; BP_E_NOMEM. */
+int32_t bp_manifest_load(const char *path, struct bp_manifest **out, struct bp_error *err);
+void bp_manifest_close(struct bp_manifest *m); /* NULL accepted */
+/* The text form, which is stable: docs/guide.md. NUL-terminated beyond *out_n, freed with bp_free. */
+int32_t bp_manifest_text(const struct bp_manifest *m, char **out, size_t *out_n, struct bp_error *err);
+
+struct bp_manifest_info {
+    struct bp_hdr h;
+    const char *file; /* base name of the first shard */
+    uint64_t n_bytes, n_shards, n_tensors;
+};
+BP_NOPAD(struct bp_manifest_info, n_tensors);
+void bp_manifest_info(const struct bp_manifest *m, struct bp_manifest_info *out);
+
+struct bp_manifest_line {
+    struct bp_hdr h;
+    const char *hash;        /* 32 hexadecimal digits */
+    const char *type, *shard, *name; /* of a shard's header: "header", its base name, "-" */
+    uint64_t n_bytes;
+};
+BP_NOPAD(struct bp_manifest_line, n_bytes);
+/* Line i: the headers of all shards, then the tensors. BP_DECLINED past the end. */
+int32_t bp_manifest_line(const struct bp_manifest *m, uint64_t i, struct bp_manifest_line *out);
+
+enum { BP_DIFFERENCE_HEADER = 0, BP_DIFFERENCE_DAMAGED = 1, BP_DIFFERENCE_MISSING = 2, BP_DIFFERENCE_ADDITIONAL = 3 };
+struct bp_difference {
+    struct bp_hdr h;
+    uint32_t kind, reserved;
+    const char *name, *shard, *text; /* name: of the tensor, "-" for a header */
+};
+BP_NOPAD(struct bp_difference, text);
+typedef void (*bp_difference_fn)(void *ctx, const struct bp_difference *d);
+/* Calls fn for each difference: headers, tensors of `want` in its order, tensors only `have` has. Returns how many. */
+uint64_t bp_manifest_compare(const struct bp_manifest *want, const struct bp_manifest *have, bp_difference_fn fn,
+                             void *ctx);
+
+/* A run of neighbouring blocks of a tensor with one thing wrong. For float types a block is one value. */
+struct bp_bad_blocks {
+    struct bp_hdr h;
+    const char *tensor, *type_name, *shard; /* shard: path */
+    const char *reason;                     /* "its scale is NaN" */
+    uint64_t block, n_blocks;               /* the first one, and how many */
+};
+BP_NOPAD(struct bp_bad_blocks, n_blocks);
+struct bp_validation {
+    struct bp_hdr h;
+    uint64_t n_tensors, n_bad_tensors, n_blocks, n_bad_blocks, n_bytes;
+};
+BP_NOPAD(struct bp_validation, n_bytes);
+typedef void (*bp_bad_blocks_fn)(void *ctx, const struct bp_bad_blocks *b);
+/* Looks at every block of every tensor for NaN, infinities and scales that decode to nothing sensible. fn is called
+ * when all is read, in order of tensors and blocks, with at most max_runs runs of each tensor; *out counts all. */
+int32_t bp_file_validate(const struct bp_file *f, const struct bp_config *cfg, const struct bp_callbacks *cb,
+                         uint32_t max_runs, bp_bad_blocks_fn fn, void *ctx, struct bp_validation *out,
+                         struct bp_error *err);
+
 /* ---- models ---- */
 
 /* As bp_model_open, from headers alone: no tensor is read, so that a model of any size opens at once, and none is checked
