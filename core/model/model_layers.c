@@ -25,8 +25,9 @@ static int32_t scan_blocks(const struct bpi_model *m, const struct bpi_name_inde
         if (name.spec == NULL || !name.in_block) continue;
         if (name.layer >= BPI_MODEL_MAX_LAYERS)
             return bpi_fail(err, BP_E_LIMIT, "model", t->name,
-                            "tensor %s belongs to block %u; at most %d blocks are supported",
-                            t->name, name.layer, BPI_MODEL_MAX_LAYERS);
+                            "tensor %s belongs to a block that is too far back; at most %d blocks are "
+                            "supported",
+                            t->name, BPI_MODEL_MAX_LAYERS);
         b->any[name.layer] = true;
         if (name.layer >= b->n) b->n = name.layer + 1;
         if (name.spec->role != BPI_W_COUNT) continue;

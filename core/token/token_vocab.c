@@ -355,7 +355,7 @@ static int32_t refuse_pre(struct bpi_span pre, struct bp_error *err)
     const char *nearest = bpi_nearest(name, bpi_pretok_names(), count);
     int32_t rc = bpi_fail(
         err, BP_E_UNSUPPORTED, BPI_TOKEN_DOMAIN, KEY "pre",
-        "pre-tokenizer \"%s\" is not supported%s%s%s; known are %s. If one of them cuts "
+        "pre-tokenizer \"%s\" is not supported%s%s%s; known are %s; if one of them cuts "
         "text as the model was trained, write its name into this key, else the model "
         "needs a newer Backplane",
         name, nearest != NULL ? " (meant is perhaps \"" : "", nearest != NULL ? nearest : "",

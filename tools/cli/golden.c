@@ -89,7 +89,7 @@ static int32_t read_rows(const struct reader *r, uint32_t n, const char *name, u
 static int32_t read_hidden(const struct reader *r, uint32_t n, struct golden_prompt *p)
 {
     uint32_t want = bp_model_n_layer(r->m) + 1, rows = 0;
-    char name[32];
+    char name[32], full[48];
     bool found = true;
     p->hidden = calloc(want, sizeof *p->hidden);
     if (p->hidden == NULL) return cli_fail(r->err, BP_E_NOMEM, r->path, "out of memory");
@@ -98,24 +98,25 @@ static int32_t read_hidden(const struct reader *r, uint32_t n, struct golden_pro
         snprintf(name, sizeof name, "hidden.%u", p->n_hidden);
         BP_TRY(read_rows(r, n, name, bp_model_n_embd(r->m), "width", &data, &rows, &found));
         if (!found) break;
+        snprintf(full, sizeof full, "%u.%s", n, name);
         if (p->n_hidden == want)
-            return bad(r, name, "is one too many: this model has %u layers", want - 1);
+            return bad(r, full, "is one too many: this model has %u layers", want - 1);
         if (rows != p->n_ids)
-            return bad(r, name, "has %u rows but the prompt has %u tokens", rows, p->n_ids);
+            return bad(r, full, "has %u rows but the prompt has %u tokens", rows, p->n_ids);
         p->hidden[p->n_hidden++] = data;
     }
+    snprintf(full, sizeof full, "%u.%s", n, name);
     /* A later level without the one before it is a hole, and a hole must not pass as "not there". */
     for (uint32_t l = p->n_hidden + 1; l <= want && p->n_hidden < want; ++l) {
         struct bp_file_tensor t = {.h = BP_HDR(struct bp_file_tensor, reserved)};
         char later[48];
         snprintf(later, sizeof later, "%u.hidden.%u", n, l);
         if (bp_file_find(r->g->file, later, &t) == BP_OK)
-            return bad(r, name, "is missing, but %s is there", later);
+            return bad(r, full, "is missing, but %s is there", later);
     }
     if (p->n_hidden != 0 && p->n_hidden != want)
-        return bad(r, name,
-                   "of prompt %u is missing: with %u layers there are hidden.0 to hidden.%u", n,
-                   want - 1, want - 1);
+        return bad(r, full, "is missing: with %u layers there are %u.hidden.0 to %u.hidden.%u",
+                   want - 1, n, n, want - 1);
     return BP_OK;
 }
 

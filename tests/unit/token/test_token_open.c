@@ -47,7 +47,7 @@ START_TEST(kinds_of_tokenizers)
     image_bytes(&m);
     must_refuse(&m, BP_E_UNSUPPORTED,
                 "gpt-2, llama-bpe, glm4, chatglm-bpe, qwen2, deepseek-v3, deepseek-llm, kimi-k2, "
-                "default. If one of them");
+                "default; if one of them");
     image_begin(&m, "deepseek-v4");
     image_bytes(&m);
     must_refuse(&m, BP_E_UNSUPPORTED, "(meant is perhaps \"deepseek-v3\")");
