@@ -1,7 +1,9 @@
 /* cmd_inspect.c - `backplane inspect`: what a GGUF holds, and what the model's tables say about it.
  * A file that cannot run is still shown, with the reason; the exit status is 2 only when it cannot be read at all.
+ * Not here: reading all of it (inspect_check.c).
  * SPDX-License-Identifier: MIT */
-#include "cli.h"
+#include "inspect.h"
+#include "bus.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,6 +15,14 @@ static const struct cli_option options[] = {
     {"tensors", 't', CLI_SWITCH, NULL, NULL, NULL, 0, 0, "List every tensor. The JSON always does."},
     {"names",    0,  CLI_TEXT, "hf", NULL, NULL, 0, 0,
      "hf: also print the name that each tensor has in Hugging Face checkpoints."},
+    {"hash",     0,  CLI_SWITCH, NULL, NULL, NULL, 0, 0,
+     "Read the whole file and print a manifest: a hash of the header of each shard and of each tensor."},
+    {"check",    0,  CLI_TEXT, "MANIFEST", NULL, NULL, 0, 0,
+     "Read the whole file and name every tensor that is damaged, missing or additional against a manifest that --hash "
+     "printed."},
+    {"validate", 0,  CLI_SWITCH, NULL, NULL, NULL, 0, 0,
+     "Read the whole file and name every block with NaN, infinities or a scale that decodes to nothing sensible, at most "
+     "8 runs of blocks a tensor."},
     {"elements", 0,  CLI_INT, "N", "8", NULL, 0, 1000000, "Show arrays of the metadata up to N elements."},
 };
 // clang-format on
@@ -58,6 +68,26 @@ static int32_t gather_report(struct inspect *in, const char *path)
     struct bp_error ignored = BP_ERROR_INIT; /* the model's reason is the one to show */
     rc = bp_file_survey(in->file, c->config, add_line, in, &ignored);
     return rc == BP_E_NOMEM ? cli_fail(&c->err, rc, "inspect", "%s", ignored.msg) : BP_OK;
+}
+
+/* Tensors of one type. */
+struct type_total {
+    const char *name;
+    uint64_t n, values, bytes;
+};
+
+static void sum_types(const struct inspect *in, struct type_total type[BP_GGUF_COUNT])
+{
+    struct bp_file_tensor t = {.h = BP_HDR(struct bp_file_tensor, reserved)};
+    memset(type, 0, BP_GGUF_COUNT * sizeof *type);
+    for (uint64_t i = 0; bp_file_tensor(in->file, i, &t) == BP_OK; ++i) {
+        if (t.type >= BP_GGUF_COUNT) continue;
+        type[t.type].name = t.type_name;
+        type[t.type].n++;
+        type[t.type].values +=
+            (uint64_t)t.ne[0] * (uint64_t)t.ne[1] * (uint64_t)t.ne[2] * (uint64_t)t.ne[3];
+        type[t.type].bytes += t.n_bytes;
+    }
 }
 
 /* ---- JSON ---- */
@@ -124,6 +154,23 @@ static json_t *model_json(const struct bp_model *m)
     return o;
 }
 
+static json_t *types_json(const struct inspect *in)
+{
+    struct type_total type[BP_GGUF_COUNT];
+    json_t *rows = json_array();
+    sum_types(in, type);
+    for (int i = 0; i < BP_GGUF_COUNT; ++i) {
+        if (type[i].n == 0) continue;
+        json_t *o = json_object();
+        json_object_set_new(o, "type", json_string(type[i].name));
+        json_object_set_new(o, "tensors", json_integer((json_int_t)type[i].n));
+        json_object_set_new(o, "values", json_integer((json_int_t)type[i].values));
+        json_object_set_new(o, "bytes", json_integer((json_int_t)type[i].bytes));
+        json_array_append_new(rows, o);
+    }
+    return rows;
+}
+
 /* missing, unused, ... are lists of names; `report` has all lines with what was done about each. */
 static void report_json(const struct inspect *in)
 {
@@ -162,6 +209,7 @@ static void fill_json(const struct inspect *in)
     json_object_set_new(o, "kv", kv_json(in));
     for (uint64_t i = 0; bp_file_tensor(in->file, i, &t) == BP_OK; ++i)
         json_array_append_new(tensors, tensor_json(in, &t));
+    json_object_set_new(o, "types", types_json(in));
     json_object_set_new(o, "tensors", tensors);
     report_json(in);
     json_object_set_new(o, "model", in->c->model != NULL ? model_json(in->c->model) : json_null());
@@ -189,22 +237,14 @@ static void print_kv(const struct inspect *in)
 
 static void print_types(const struct inspect *in)
 {
-    struct {
-        const char *name;
-        uint64_t n, bytes;
-    } type[BP_GGUF_COUNT] = {{NULL, 0, 0}};
-    struct bp_file_tensor t = {.h = BP_HDR(struct bp_file_tensor, reserved)};
-    for (uint64_t i = 0; bp_file_tensor(in->file, i, &t) == BP_OK; ++i) {
-        if (t.type >= BP_GGUF_COUNT) continue;
-        type[t.type].name = t.type_name;
-        type[t.type].n++;
-        type[t.type].bytes += t.n_bytes;
-    }
+    struct type_total type[BP_GGUF_COUNT];
+    sum_types(in, type);
     printf("\ntensors (%llu)\n", (unsigned long long)in->info.n_tensors);
     for (int i = 0; i < BP_GGUF_COUNT; ++i) {
         if (type[i].n > 0)
-            printf("  %-8s %6llu tensors  %14llu bytes\n", type[i].name,
-                   (unsigned long long)type[i].n, (unsigned long long)type[i].bytes);
+            printf("  %-8s %6llu tensors  %14llu values  %14llu bytes\n", type[i].name,
+                   (unsigned long long)type[i].n, (unsigned long long)type[i].values,
+                   (unsigned long long)type[i].bytes);
     }
 }
 
@@ -272,28 +312,60 @@ static void print_text(const struct inspect *in)
            bp_model_chat_family(m) != NULL ? bp_model_chat_family(m) : "not known");
 }
 
-static int32_t cmd_inspect(struct cli *c)
+/* Header, tensors, report: what `inspect` shows without reading weights. */
+static int32_t show(struct inspect *in, const char *path)
 {
-    struct inspect in = {.c = c, .info = {.h = BP_HDR(struct bp_file_info, arch)}};
+    for (size_t k = 0; k < 4; ++k) in->lines[k] = json_array();
+    int32_t rc = gather_report(in, path);
+    if (rc == BP_OK && in->c->json) fill_json(in);
+    if (rc == BP_OK && !in->c->json) print_text(in);
+    for (size_t k = 0; k < 4; ++k) json_decref(in->lines[k]);
+    return rc;
+}
+
+static int32_t check_options(struct cli *c)
+{
     const char *names = cli_text(&c->line, "names");
-    const char *path = c->line.n_pos > 0 ? c->line.pos[0] : cli_model_path(c);
-    int32_t rc;
-    if (path == NULL) return c->err.code;
+    int reading = cli_given(&c->line, "hash") + cli_given(&c->line, "check") +
+                  cli_given(&c->line, "validate");
     if (c->line.n_pos > 0 && cli_given(&c->line, "model"))
         return cli_fail(&c->err, BP_E_ARG, "-m, --model",
                         "two files were named; inspect shows one");
     if (names != NULL && strcmp(names, "hf") != 0)
         return cli_fail(&c->err, BP_E_ARG, "--names", "--names knows 'hf' only, not '%.60s'",
                         names);
-    in.hf = names != NULL;
+    if (reading > 1)
+        return cli_fail(&c->err, BP_E_ARG, "--hash",
+                        "--hash, --check and --validate are three answers; ask for one at a time");
+    if (reading > 0 &&
+        (names != NULL || cli_given(&c->line, "tensors") || cli_given(&c->line, "elements")))
+        return cli_fail(&c->err, BP_E_ARG, "--hash",
+                        "--hash, --check and --validate print no list of tensors or metadata; ask "
+                        "for that in a call of its own");
+    return BP_OK;
+}
+
+static int32_t cmd_inspect(struct cli *c)
+{
+    struct inspect in = {.c = c, .info = {.h = BP_HDR(struct bp_file_info, arch)}};
+    const char *manifest = cli_text(&c->line, "check");
+    const char *path = c->line.n_pos > 0 ? c->line.pos[0] : cli_model_path(c);
+    int32_t rc;
+    if (path == NULL) return c->err.code;
+    BP_TRY(check_options(c));
+    in.hf = cli_given(&c->line, "names");
     BP_TRY(cli_open_config(c));
+    bus_watch("inspect", path);
     BP_TRY(bp_file_open(path, &in.file, &c->err));
     bp_file_info(in.file, &in.info);
-    for (size_t k = 0; k < 4; ++k) in.lines[k] = json_array();
-    rc = gather_report(&in, path);
-    if (rc == BP_OK && c->json) fill_json(&in);
-    if (rc == BP_OK && !c->json) print_text(&in);
-    for (size_t k = 0; k < 4; ++k) json_decref(in.lines[k]);
+    if (cli_given(&c->line, "hash"))
+        rc = inspect_hash(c, in.file);
+    else if (manifest != NULL)
+        rc = inspect_compare(c, in.file, manifest);
+    else if (cli_given(&c->line, "validate"))
+        rc = inspect_validate(c, in.file);
+    else
+        rc = show(&in, path);
     bp_file_close(in.file);
     return rc;
 }
@@ -305,12 +377,19 @@ const struct cli_command cli_cmd_inspect = {
     .summary = "Show what a GGUF file holds, and what is missing from it or unused.",
     .details =
         "Any GGUF is shown, also one that this program cannot run; the last line says why. Only "
-        "headers are read, so NaN among the weights is not found here. Shapes "
+        "headers are read, unless --hash, --check or --validate asks for all of it. Shapes "
         "are in file order, the contiguous dimension first.\n\n"
-        "JSON: arch, version, bytes, shards[], kv {}, tensors[] {name, type, shape, bytes, offset, "
-        "shard}, missing[], unused[], assumed[], notes[] (names), report[] {kind, name, text}, "
-        "model, "
-        "cannot_run.",
+        "--check and --validate exit with 1 when they find something, with 2 when the manifest or "
+        "the file cannot be read.\n\n"
+        "JSON: arch, version, bytes, shards[], kv {}, types[] {type, tensors, values, bytes}, "
+        "tensors[] {name, type, shape, bytes, offset, shard}, missing[], unused[], assumed[], "
+        "notes[] (names), report[] {kind, name, text}, model, cannot_run.\n"
+        "JSON of --hash: algorithm, file, bytes, headers[] {hash, bytes, shard}, tensors[] {hash, "
+        "type, name, bytes, shard}.\n"
+        "JSON of --check: ok, n_tensors, headers[] {shard, text}, damaged[], missing[], "
+        "additional[] {name, shard, text}.\n"
+        "JSON of --validate: ok, findings[] {tensor, shard, type, block, blocks, reason}, "
+        "n_tensors, n_bad_tensors, n_blocks, n_bad_blocks, bytes.",
     .options = options,
     .n_options = sizeof options / sizeof options[0],
     .run = cmd_inspect,

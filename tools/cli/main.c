@@ -2,6 +2,8 @@
  * Exit status: 0 good, 1 the answer is "no", 2 usage or bad input, 3 it failed while running.
  * SPDX-License-Identifier: MIT */
 #include "cli.h"
+#include "bus.h"
+#include "man.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +12,7 @@
 
 static const struct cli_command *const commands[] = {
     &cli_cmd_run,     &cli_cmd_verify, &cli_cmd_tokenize, &cli_cmd_detokenize,
-    &cli_cmd_inspect, &cli_cmd_ppl,    &cli_cmd_config,
+    &cli_cmd_inspect, &cli_cmd_ppl,    &cli_cmd_quantize, &cli_cmd_config,
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -147,6 +149,20 @@ static int unknown_command(const char *name, bool json)
     return flush_output(print_error(&err, "", json, NULL, EXIT_INPUT));
 }
 
+/* Manual pages into a folder; the build makes them with this. */
+static int print_man(int argc, char **argv, bool json)
+{
+    struct bp_error err = BP_ERROR_INIT;
+    int32_t rc;
+    if (argc != 1)
+        rc = cli_fail(&err, BP_E_ARG, "--man",
+                      "help --man needs one folder to write the manual pages into");
+    else
+        rc = cli_man_write(commands, N_COMMANDS, argv[0], &err);
+    if (rc != BP_OK) return flush_output(print_error(&err, "help", json, NULL, exit_of(rc)));
+    return flush_output(EXIT_GOOD);
+}
+
 static int print_help(int argc, char **argv, bool json)
 {
     while (argc > 0 && strcmp(argv[0], "--json") == 0) {
@@ -157,6 +173,7 @@ static int print_help(int argc, char **argv, bool json)
         cli_help_all(commands, N_COMMANDS, stdout);
         return flush_output(EXIT_GOOD);
     }
+    if (strcmp(argv[0], "--man") == 0) return print_man(argc - 1, argv + 1, json);
     const struct cli_command *cmd = find_command(argv[0]);
     if (cmd == NULL) return unknown_command(argv[0], json);
     cli_help_command(cmd, stdout);
@@ -180,6 +197,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; ++i)
         json = json || strcmp(argv[i], "--json") == 0;
     term_init();
+    bus_init(json);
     if (argc < 2) {
         cli_help_all(commands, N_COMMANDS, stderr);
         return EXIT_INPUT;
