@@ -25,11 +25,27 @@ static int32_t fail_errno(struct bp_error *err, const char *path, const char *wh
     return BP_E_IO;
 }
 
+/* On network and other slow file systems a signal can end these calls before they did anything: then once more. */
+static int open_again(const char *path, int flags, mode_t mode)
+{
+    int fd;
+    do fd = open(path, flags, mode);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+static int fsync_again(int fd)
+{
+    int rc;
+    do rc = fsync(fd);
+    while (rc != 0 && errno == EINTR);
+    return rc;
+}
+
 /* Opens a regular file and tells its size. O_NONBLOCK: opening a pipe must be refused, not waited for. */
 static int32_t open_regular(const char *path, int *out_fd, struct stat *out, struct bp_error *err)
 {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = open_again(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0) return fail_errno(err, path, "the file cannot be opened");
     int32_t rc;
     if (fstat(fd, &st) != 0) {
@@ -111,7 +127,7 @@ static int32_t write_all(int fd, const char *path, const void *data, size_t n, s
         at += (size_t)put;
     }
     /* Without this a crash of the machine could leave the new name on an empty file. */
-    if (fsync(fd) != 0) return fail_errno(err, path, "the file cannot be brought to disk");
+    if (fsync_again(fd) != 0) return fail_errno(err, path, "the file cannot be brought to disk");
     return BP_OK;
 }
 
@@ -120,7 +136,7 @@ static int32_t write_and_rename(const char *path, const char *tmp, const void *d
                                 struct bp_error *err)
 {
     /* O_EXCL: never write through a link or into a file that somebody else is filling. */
-    int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = open_again(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0 && errno == EEXIST) {
         return bpi_fail(
             err, BP_E_IO, DOMAIN, tmp,
@@ -128,7 +144,9 @@ static int32_t write_and_rename(const char *path, const char *tmp, const void *d
     }
     if (fd < 0) return fail_errno(err, path, "no file can be created in that folder");
     int32_t rc = write_all(fd, path, data, n, err);
-    if (close(fd) != 0 && rc == BP_OK) rc = fail_errno(err, path, "the file cannot be closed");
+    /* A close that a signal interrupts has closed, and everything is on the disk by then. */
+    if (close(fd) != 0 && errno != EINTR && rc == BP_OK)
+        rc = fail_errno(err, path, "the file cannot be closed");
     if (rc == BP_OK && rename(tmp, path) != 0) {
         rc = fail_errno(err, path, "the finished file cannot be given its name");
     }
