@@ -58,6 +58,11 @@ void bp_file_close(struct bp_file *f)
     bpi_free(f);
 }
 
+const struct bpi_gguf *bpi_engine_gguf(const struct bp_file *f)
+{
+    return f->g;
+}
+
 void bp_file_info(const struct bp_file *f, struct bp_file_info *out)
 {
     out->version = bpi_gguf_version(f->g);

@@ -37,6 +37,9 @@ struct bp_file {
 /* The log that a config and callbacks describe. */
 struct bpi_log bpi_engine_log(const struct bp_config *c, const struct bp_callbacks *cb);
 
+/* The container behind an open file (api_file.c). */
+const struct bpi_gguf *bpi_engine_gguf(const struct bp_file *f);
+
 /* Logits that the sampler reads in one pick. */
 uint32_t bpi_sampler_n_vocab(const struct bp_sampler *s);
 

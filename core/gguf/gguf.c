@@ -177,6 +177,29 @@ int32_t bpi_gguf_check_files(const struct bpi_gguf *g, struct bp_error *err)
     return BP_OK;
 }
 
+int32_t bpi_gguf_input_open(const struct bpi_gguf *g, uint32_t shard, struct bpi_input *out,
+                            struct bp_error *err)
+{
+    const struct bpi_gguf_part *part = &g->parts[shard];
+    *out = (struct bpi_input){.path = part->path, .fd = -1};
+    if (part->map.data == NULL) return BP_OK;
+    return bpi_input_open(&part->map, part->path, out, err);
+}
+
+int32_t bpi_gguf_input_read(const struct bpi_input *in, const struct bpi_gguf_tensor *t,
+                            uint64_t at, void *out, size_t n, struct bp_error *err)
+{
+    if (in->fd >= 0) return bpi_input_read(in, t->offset + at, out, n, err);
+    if (n > 0) memcpy(out, t->data + at, n);
+    return BP_OK;
+}
+
+void bpi_gguf_want(const struct bpi_gguf *g, const struct bpi_gguf_tensor *t, uint64_t at,
+                   uint64_t n)
+{
+    bpi_map_want(&g->parts[t->shard].map, t->offset + at, n);
+}
+
 uint64_t bpi_gguf_n_kv(const struct bpi_gguf *g)
 {
     return g->parts[0].n_kv;

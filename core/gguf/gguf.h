@@ -108,6 +108,17 @@ int32_t bpi_gguf_arr_strings(const struct bpi_gguf *g, const struct bpi_gguf_kv 
 void bpi_gguf_format_value(const struct bpi_gguf_kv *kv, struct bpi_buf *b);
 const char *bpi_gguf_kind_name(uint32_t kind);
 
+/* ---- tensors by read calls, in any order ---- */
+
+/* The file of one shard; of an image in memory nothing is opened. Any number of threads may read from it. Errors: as
+ * bpi_input_open and bpi_input_read. bpi_input_close closes it. */
+int32_t bpi_gguf_input_open(const struct bpi_gguf *g, uint32_t shard, struct bpi_input *out, struct bp_error *err);
+/* Bytes [at, at + n) of a tensor of that shard. */
+int32_t bpi_gguf_input_read(const struct bpi_input *in, const struct bpi_gguf_tensor *t, uint64_t at, void *out,
+                            size_t n, struct bp_error *err);
+/* A hint that bytes [at, at + n) of a tensor will be read soon. */
+void bpi_gguf_want(const struct bpi_gguf *g, const struct bpi_gguf_tensor *t, uint64_t at, uint64_t n);
+
 /* ---- writer (gguf_write.c): collects metadata and tensors, then writes the file in one go ---- */
 struct bpi_gguf_writer;
 int32_t bpi_gguf_writer_create(struct bpi_gguf_writer **out, struct bp_error *err);
@@ -125,5 +136,23 @@ int32_t bpi_gguf_put_tensor(struct bpi_gguf_writer *w, const char *name, uint32_
                             const int64_t *ne, const void *data, uint64_t n_bytes);
 /* Key and tensor names must be unique. Version 3, alignment 32. Temporary name and rename: PATH is whole or untouched. Reports what a put_ call could not. */
 int32_t bpi_gguf_writer_save(struct bpi_gguf_writer *w, const char *path, struct bp_error *err);
+
+/* ---- the same in pieces (gguf_save.c), for tensors that do not exist as a whole ---- */
+
+/* A tensor whose bytes bpi_gguf_writer_append will hand over. */
+int32_t bpi_gguf_put_shape(struct bpi_gguf_writer *w, const char *name, uint32_t type, uint32_t n_dim,
+                           const int64_t *ne);
+/* What the first failed put_ call reported, else BP_OK. */
+int32_t bpi_gguf_writer_status(const struct bpi_gguf_writer *w, struct bp_error *err);
+/* Bytes of the whole file as it stands. */
+uint64_t bpi_gguf_writer_bytes(const struct bpi_gguf_writer *w);
+/* begin makes the temporary file, reserves its space where the file system can, and writes the header. append takes the
+ * tensors' bytes in the order they were put, in pieces of any size; padding is the writer's. finish wants all of them,
+ * brings the file to disk and gives it its name. A failed begin or finish, abandon and destroy leave no temporary file;
+ * after a failed append only these are legal. No put_ call in between. Errors: BP_E_IO, BP_E_NOMEM, BP_E_ARG. */
+int32_t bpi_gguf_writer_begin(struct bpi_gguf_writer *w, const char *path, struct bp_error *err);
+int32_t bpi_gguf_writer_append(struct bpi_gguf_writer *w, const void *data, uint64_t n, struct bp_error *err);
+int32_t bpi_gguf_writer_finish(struct bpi_gguf_writer *w, struct bp_error *err);
+void bpi_gguf_writer_abandon(struct bpi_gguf_writer *w);
 
 #endif

@@ -8,7 +8,7 @@ import re
 
 import gate
 
-ROOMS = ["base", "config", "gguf", "block", "token", "model", "loader", "ref", "kv", "engine", "compare", "doctor"]
+ROOMS = ["base", "config", "gguf", "block", "token", "model", "quantize", "loader", "ref", "kv", "engine", "compare", "doctor"]
 C_LIKE = (".c", ".h", ".inc", ".def", ".cc", ".cpp", ".hpp", ".cu", ".cuh")
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(.*?)[ \t]*$', re.M)
 FOREIGN = re.compile(r"^(cuda|cublas|nccl|mpi|hip|sycl)[^/]*\.(h|hpp|cuh)$|^(cuda|cooperative_groups|nccl|cutlass|cute)/")

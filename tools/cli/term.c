@@ -41,6 +41,20 @@ void term_init(void)
     sigaction(SIGINT, &sa, NULL); /* no SA_RESTART: waiting for a line of input ends too */
 }
 
+void term_catch_more(void)
+{
+    static const int stops[] = {SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof stops / sizeof stops[0]; ++i) {
+        struct sigaction sa;
+        if (sigaction(stops[i], NULL, &sa) != 0 || sa.sa_handler == SIG_IGN) continue;
+        memset(&sa, 0, sizeof sa);
+        sa.sa_handler = on_interrupt;
+        sigemptyset(&sa.sa_mask);
+        sigaction(stops[i], &sa, NULL);
+    }
+    signal(SIGXFSZ, SIG_IGN);
+}
+
 bool term_stopped(void)
 {
     return stop_count != 0;

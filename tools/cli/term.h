@@ -9,6 +9,9 @@
 
 /* Takes Ctrl-C over: the first one sets term_stopped and asks the watched session to stop, the second one kills. */
 void term_init(void);
+/* SIGTERM and SIGHUP (unless ignored) stop like Ctrl-C, and a limit on file sizes is an error of the write, not a signal:
+ * for commands that would leave a half-written file behind. */
+void term_catch_more(void);
 bool term_stopped(void);
 /* Forgets an earlier Ctrl-C, so that the next one is a first one again. */
 void term_rearm(void);

@@ -1,4 +1,4 @@
-/* tools.h - what inspect, verify, tokenize, config, plan and doctor need beyond backplane.h.
+/* tools.h - what inspect, verify, tokenize, quantize, config, plan and doctor need beyond backplane.h.
  * UNSTABLE: may change in any release; public so that tools stay outside of core.
  * SPDX-License-Identifier: MIT */
 #ifndef BP_TOOLS_H
@@ -120,6 +120,53 @@ typedef void (*bp_bad_blocks_fn)(void *ctx, const struct bp_bad_blocks *b);
 int32_t bp_file_validate(const struct bp_file *f, const struct bp_config *cfg, const struct bp_callbacks *cb,
                          uint32_t max_runs, bp_bad_blocks_fn fn, void *ctx, struct bp_validation *out,
                          struct bp_error *err);
+
+/* ---- quantizing: a file written anew with its weights in other types ---- */
+
+/* "F32, F16, ..., Q4_K_M, Q5_K_M": the types that can be asked for. */
+const char *bp_quantize_types(void);
+
+struct bp_quantize;
+/* Settles the type of every tensor; reads headers only. f outlives the plan. Errors: BP_E_ARG an unknown type, naming
+ * those that are known; BP_E_UNSUPPORTED a weight whose own type cannot be read; BP_E_LIMIT; BP_E_NOMEM. */
+int32_t bp_quantize_plan(const struct bp_file *f, const char *type, struct bp_quantize **out, struct bp_error *err);
+void bp_quantize_destroy(struct bp_quantize *q); /* NULL accepted */
+
+struct bp_quantize_info {
+    struct bp_hdr h;
+    const char *type; /* as it is spelt in the list */
+    uint64_t n_tensors;
+    uint64_t bytes_before; /* of all files of the source */
+    uint64_t bytes_after;  /* of the new file, exactly */
+    uint64_t n_requantized; /* weights that were quantized already: what they lost stays lost */
+};
+BP_NOPAD(struct bp_quantize_info, n_requantized);
+void bp_quantize_info(const struct bp_quantize *q, struct bp_quantize_info *out);
+
+enum {
+    BP_QUANTIZE_ASKED = 0,    /* the type that was asked for */
+    BP_QUANTIZE_RAISED = 1,   /* the mix gives this tensor a better one */
+    BP_QUANTIZE_FALLBACK = 2, /* rows are no whole number of blocks of the wanted type */
+    BP_QUANTIZE_KEPT = 3      /* never quantized: norms, biases, the router, integers */
+};
+struct bp_quantize_tensor {
+    struct bp_hdr h;
+    const char *name, *from, *to; /* types */
+    uint64_t bytes_before, bytes_after;
+    uint32_t why, reserved;
+};
+BP_NOPAD(struct bp_quantize_tensor, reserved);
+/* BP_DECLINED past the end. */
+int32_t bp_quantize_tensor(const struct bp_quantize *q, uint64_t i, struct bp_quantize_tensor *out);
+
+enum { BP_QUANTIZE_NO_REPLACE = 1 /* refuse a path where a file is */ };
+/* Writes the new file. It grows under a temporary name beside `path`, which stays as it was until the new file is whole
+ * and on disk; on failure nothing is left. Bytes do not depend on the number of threads (engine.threads of cfg; NULL =
+ * auto). cb may be NULL; its progress stops the work by returning non-zero. Errors: BP_E_ARG `path` is one of the source's
+ * files, a symbolic link, or taken; BP_E_NUMERIC a NaN, an infinity, or a value beyond the range of the new type, with
+ * tensor, row and column; BP_E_IO; BP_E_NOMEM; BP_E_ABORTED. */
+int32_t bp_quantize_write(const struct bp_quantize *q, const char *path, uint32_t flags, const struct bp_config *cfg,
+                          const struct bp_callbacks *cb, struct bp_error *err);
 
 /* ---- models ---- */
 
