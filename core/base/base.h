@@ -136,7 +136,7 @@ enum bpi_map_use { BPI_MAP_WHOLE, BPI_MAP_SCATTERED };
 void bpi_map_expect(const struct bpi_map *m, uint32_t use);
 /* Begins to bring bytes [at, at + n), cut to the file, into memory. */
 void bpi_map_want(const struct bpi_map *m, uint64_t at, uint64_t n);
-/* A mapping of a file that another program shortens raises SIGBUS beyond the new end (decision 0006). BP_E_IO when the
+/* A mapping of a file that another program shortens raises SIGBUS beyond the new end (docs/decisions/0006). BP_E_IO when the
  * file at `path` is still the mapped one and has become shorter; a path that is gone or names another file is fine,
  * because the mapping keeps the old one. */
 int32_t bpi_map_check(const struct bpi_map *m, const char *path, struct bp_error *err);

@@ -1,6 +1,6 @@
 /* bus.c - what happens when a mapped file is shortened, or its disk fails, between two looks at it.
  * The library cannot own a signal, a program can. The sentence is made beforehand: a handler may only write and leave.
- * Decision: docs/decisions, "Files that shrink". File-scope state: what the handler needs.
+ * Decision: docs/decisions/0006. File-scope state: what the handler needs.
  * SPDX-License-Identifier: MIT */
 #include "bus.h"
 
