@@ -1,6 +1,7 @@
 /* session.c - opening and closing a session, its limits and sequences. The step itself: step.c.
  * SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
+#include "gguf/gguf_stream.h"
 #include "ref/ref.h"
 #include <math.h>
 #include <stdio.h>
@@ -138,7 +139,9 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
     BP_TRY_GOTO(rc, read_limits(s, err), fail);
     BP_TRY_GOTO(rc, open_backends(s, err), fail);
     BP_TRY_GOTO(rc, bpi_session_buffers(s, err), fail);
+    BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_prepare(s, err), fail);
+    BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_progress(s, 1.0, "ready", err), fail);
     s->config = NULL;
     *out = s;

@@ -2,6 +2,7 @@
  * A step that fails leaves every sequence as it was, except that a numeric failure keeps the tokens and marks the
  * sequence failed. SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
+#include "gguf/gguf_stream.h"
 #include <math.h>
 #include <string.h>
 
@@ -261,6 +262,13 @@ static int32_t numeric_failure(struct bp_session *s, const struct bp_step_item *
                     where, items[st->row_item[first]].seq, st->row_pos[first]);
 }
 
+/* On the host weights may still be read from the mapped files; a device has copies of its own. */
+static int32_t check_files(const struct bp_session *s, struct bp_error *err)
+{
+    if (s->device.kind != BP_DEV_HOST) return BP_OK;
+    return bpi_gguf_check_files(bpi_model_gguf(s->model->m), err);
+}
+
 int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items,
                         struct bp_error *err)
 {
@@ -271,7 +279,9 @@ int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, 
     BP_TRY_GOTO(rc, bpi_step_build(s, items, n_items, err), fail);
     if (s->step.n_tok == 0) return BP_OK;
     memset(s->bad_row, 0, s->step.n_tok);
+    BP_TRY_GOTO(rc, check_files(s, err), fail);
     BP_TRY_GOTO(rc, bpi_step_forward(s, err), fail);
+    BP_TRY_GOTO(rc, check_files(s, err), fail);
     if (find_bad_rows(s)) return numeric_failure(s, items, err);
     return BP_OK;
 fail:
