@@ -61,13 +61,14 @@ static void walk(const struct golden *g)
         const struct golden_prompt *p = &g->prompts[n];
         require(p->n_ids >= 1 && p->n_rows >= 1 && p->n_rows <= p->n_ids);
         require(p->n_hidden == 0 || p->n_hidden == N_LAYER + 1);
-        for (size_t i = 0; i < p->n_text; ++i) sum += p->text[i];
+        for (size_t i = 0; i < p->n_text; ++i) sum = sum + p->text[i];
         for (uint32_t i = 0; i < p->n_ids; ++i) require(p->ids[i] >= 0 && p->ids[i] < N_VOCAB);
         for (uint32_t i = 0; i < p->n_greedy; ++i)
             require(p->greedy[i] >= 0 && p->greedy[i] < N_VOCAB);
-        for (size_t i = 0; i < (size_t)p->n_rows * N_VOCAB; ++i) sum += p->logits[i];
+        for (size_t i = 0; i < (size_t)p->n_rows * N_VOCAB; ++i) sum = sum + (double)p->logits[i];
         for (uint32_t l = 0; l < p->n_hidden; ++l) {
-            for (size_t i = 0; i < (size_t)p->n_ids * N_EMBD; ++i) sum += p->hidden[l][i];
+            for (size_t i = 0; i < (size_t)p->n_ids * N_EMBD; ++i)
+                sum = sum + (double)p->hidden[l][i];
         }
     }
 }
