@@ -111,10 +111,9 @@ static int32_t open_backends(struct bp_session *s, struct bp_error *err)
     BP_TRY(check_plugins(s, err));
     BP_TRY(check_layers(s, err));
     BP_TRY(bpi_session_bind(s, err));
-    const struct bp_coll_ops *coll = (const struct bp_coll_ops *)s->coll->ref.vt;
     struct bp_coll_setup setup = {
         .h = BP_HDR(struct bp_coll_setup, key), .world = 1, .key = "model"};
-    return coll->comm_create(s->coll->ref.self, &setup, &s->comm, err);
+    return BPI_CALL(s->coll, bp_coll_ops, comm_create, &setup, &s->comm, err);
 }
 
 int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
@@ -155,9 +154,8 @@ void bp_session_close(struct bp_session *s)
 {
     if (s == NULL) return;
     bpi_session_release(s);
-    if (s->comm != NULL)
-        ((const struct bp_coll_ops *)s->coll->ref.vt)->comm_destroy(s->coll->ref.self, s->comm);
-    if (s->dev != NULL) bpi_session_free_all(s);
+    if (s->comm != NULL) BPI_CALL(s->coll, bp_coll_ops, comm_destroy, s->comm);
+    if (s->device_op != NULL) bpi_session_free_all(s);
     bpi_kv_destroy(s->kv);
     bpi_loader_destroy(s->loader);
     bpi_pool_destroy(s->pool);

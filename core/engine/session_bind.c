@@ -77,8 +77,17 @@ int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, con
             return bpi_fail(err, BP_E_LIMIT, "engine", provider,
                             "more than %u op instances are in use", s->cap_bound);
         }
-        b = &s->bound[s->n_bound++];
-        *b = (struct bpi_bound){.ref = *ref, .provider = provider, .ws = {.align = 64}};
+        b = &s->bound[s->n_bound];
+        const struct bpi_flat_op *flat = bpi_loader_flat(s->loader, ref);
+        if (flat == NULL)
+            return bpi_fail(err, BP_E_INTERNAL, "engine", provider,
+                            "this op instance did not come from the loader");
+        *b = (struct bpi_bound){.vt = flat->vt,
+                                .self = flat->self,
+                                .ref = *ref,
+                                .provider = provider,
+                                .ws = {.align = 64}};
+        s->n_bound++;
     }
     struct bp_workspace ws = {.h = BP_HDR(struct bp_workspace, persistent_zeroed)};
     BP_TRY(ref->vt->workspace(ref->self, problem, &ws, err));
@@ -127,9 +136,7 @@ static int32_t bind_device(struct bp_session *s, struct bp_error *err)
     s->device = (struct bp_device){
         .h = BP_HDR(struct bp_device, name), .kind = p.kind, .ordinal = p.ordinal};
     BP_TRY(bpi_session_choose(s, BPI_SLOT_DEVICE, -1, &p, &s->device_op, err));
-    s->dev = (const struct bp_device_ops *)s->device_op->ref.vt;
-    s->dev_self = s->device_op->ref.self;
-    return s->dev->props(s->dev_self, &s->device, err);
+    return BPI_CALL(s->device_op, bp_device_ops, props, &s->device, err);
 }
 
 /* ---- dense and coll ---- */

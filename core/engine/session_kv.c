@@ -79,9 +79,8 @@ static int32_t negotiate_index(struct bp_session *s, uint32_t il, struct bp_erro
     struct bpi_layer *l = &s->layers[il];
     struct bp_mla_problem p = bpi_session_mla_problem(s, il);
     BP_TRY(bpi_session_choose(s, BPI_SLOT_MLA_INDEX, (int32_t)il, &p, &l->index, err));
-    const struct bp_mla_index_ops *ops = (const struct bp_mla_index_ops *)l->index->ref.vt;
     struct bp_kv_layout layout = {.h = BP_HDR(struct bp_kv_layout, name)};
-    if (ops->layouts(l->index->ref.self, &p, 0, &layout) != BP_OK) {
+    if (BPI_CALL(l->index, bp_mla_index_ops, layouts, &p, 0, &layout) != BP_OK) {
         return bpi_fail(
             err, BP_E_CONFIG, "engine", "kv.dtype",
             "mla.index provider %s offers no index layout of dtype %s for layer %u; choose another "
@@ -99,13 +98,12 @@ static int32_t negotiate_layer(struct bp_session *s, uint32_t il, struct bp_erro
     struct bpi_layer *l = &s->layers[il];
     struct bp_mla_problem p = bpi_session_mla_problem(s, il);
     BP_TRY(bpi_session_choose(s, BPI_SLOT_MLA_COMMON, (int32_t)il, &p, &l->common, err));
-    const struct bp_mla_common_ops *common = (const struct bp_mla_common_ops *)l->common->ref.vt;
     struct bp_error last = BP_ERROR_INIT;
     struct bpi_buf offered = {0};
     int32_t rc = BP_E_CONFIG;
     for (uint32_t i = 0; i < MAX_LAYOUTS && rc == BP_E_CONFIG; ++i) {
         struct bp_kv_layout layout = {.h = BP_HDR(struct bp_kv_layout, name)};
-        if (common->layouts(l->common->ref.self, &p, i, &layout) != BP_OK) break;
+        if (BPI_CALL(l->common, bp_mla_common_ops, layouts, &p, i, &layout) != BP_OK) break;
         bpi_buf_printf(&offered, "%s%s", i > 0 ? ", " : "", layout.name);
         bpi_error_clear(&last);
         rc = try_layout(s, il, &layout, &last);

@@ -34,13 +34,19 @@ enum bpi_slot {
 
 /* One distinct op instance in use, with the memory it asked for. */
 struct bpi_bound {
-    struct bp_op_ref ref;
+    const struct bp_op_base *vt; /* flattened over the slot's wrappers, see struct bpi_flat_op */
+    void *const *self;           /* by slot: what BPI_CALL passes */
+    struct bp_op_ref ref;        /* the same op behind one self: for questions, and as its identity */
     const char *provider;
     struct bp_workspace ws; /* maximum over the problems it was bound for */
     void *persistent, *plan, *pinned;
     const void *planned_meta; /* what plan() last saw */
     uint64_t planned_epoch;
 };
+
+/* Calls one slot of a bound op with the self that belongs to it: BPI_CALL(op, bp_moe_ops, run, &launch, &args, err). */
+#define BPI_CALL(op, T, slot, ...)                                                                 \
+    (((const struct T *)(op)->vt)->slot((op)->self[BPI_SLOT_INDEX(T, slot)], __VA_ARGS__))
 
 enum { BPI_N_DENSE = BP_DENSE_OP_MATMUL + 1 };
 
@@ -158,8 +164,6 @@ struct bp_session {
 
     /* backends */
     struct bpi_bound *device_op;
-    const struct bp_device_ops *dev;
-    void *dev_self;
     struct bp_device device;
     struct bpi_bound *dense[BPI_N_DENSE]; /* outside of layers */
     struct bpi_bound *coll;

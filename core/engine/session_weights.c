@@ -4,11 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct bp_quant_ops *quant_of(const struct bpi_bound *b)
-{
-    return (const struct bp_quant_ops *)b->ref.vt;
-}
-
 static void where_of(uint32_t role, uint32_t il, char out[64])
 {
     const struct bpi_tensor_spec *spec = &bpi_tensor_specs(&(size_t){0})[role];
@@ -31,8 +26,7 @@ static int32_t prepare_site(struct bp_session *s, struct bpi_site *site, const u
             return bpi_fail(err, BP_E_INTERNAL, "engine", where,
                             "the weight was bound but is not in the model");
         }
-        BP_TRY(quant_of(site->op[i])
-                   ->prepare(site->op[i]->ref.self, &raw, &site->weight[i], &info, err));
+        BP_TRY(BPI_CALL(site->op[i], bp_quant_ops, prepare, &raw, &site->weight[i], &info, err));
         s->memory.weights += info.n_bytes;
     }
     return BP_OK;
@@ -41,8 +35,7 @@ static int32_t prepare_site(struct bp_session *s, struct bpi_site *site, const u
 static void release_site(struct bpi_site *site)
 {
     for (uint32_t i = 0; i < site->n_w; ++i) {
-        if (site->weight[i] != NULL)
-            quant_of(site->op[i])->release(site->op[i]->ref.self, site->weight[i]);
+        if (site->weight[i] != NULL) BPI_CALL(site->op[i], bp_quant_ops, release, site->weight[i]);
         site->weight[i] = NULL;
     }
 }
@@ -93,9 +86,8 @@ static int32_t prepare_mla(struct bp_session *s, uint32_t il, struct bp_error *e
         memset(&w.v_b, 0, sizeof(w.v_b));
         bpi_model_raw(s->model->m, BPI_W_ATTN_KV_B, il, 0, 1, &w.kv_b);
     }
-    const struct bp_mla_common_ops *ops = (const struct bp_mla_common_ops *)l->common->ref.vt;
     struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
-    BP_TRY(ops->prepare(l->common->ref.self, &w, &l->mla, &info, err));
+    BP_TRY(BPI_CALL(l->common, bp_mla_common_ops, prepare, &w, &l->mla, &info, err));
     s->memory.weights += info.n_bytes;
     return BP_OK;
 }
@@ -116,9 +108,8 @@ static int32_t prepare_moe(struct bp_session *s, uint32_t il, struct bp_error *e
     for (size_t i = 0; i < BPI_ARRAY_LEN(parts); ++i) {
         bpi_model_raw(s->model->m, parts[i].role, il, 0, 1, parts[i].out);
     }
-    const struct bp_moe_ops *ops = (const struct bp_moe_ops *)l->moe->ref.vt;
     struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
-    BP_TRY(ops->prepare(l->moe->ref.self, &w, &l->experts, &info, err));
+    BP_TRY(BPI_CALL(l->moe, bp_moe_ops, prepare, &w, &l->experts, &info, err));
     s->memory.weights += info.n_bytes;
     return BP_OK;
 }
@@ -148,9 +139,8 @@ static int32_t prepare_global(struct bp_session *s, struct bp_error *err)
     struct bp_raw raw;
     bpi_model_raw(s->model->m, BPI_W_TOKEN_EMBD, 0, 0, 1, &raw);
     struct bpi_bound *embed = s->dense[BP_DENSE_OP_EMBED];
-    const struct bp_dense_ops *ops = (const struct bp_dense_ops *)embed->ref.vt;
     struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
-    BP_TRY(ops->prepare(embed->ref.self, &raw, &s->embed, &info, err));
+    BP_TRY(BPI_CALL(embed, bp_dense_ops, prepare, &raw, &s->embed, &info, err));
     s->memory.weights += info.n_bytes;
     const uint32_t head[1] = {BPI_W_OUTPUT};
     BP_TRY(prepare_site(s, &s->head, head, 0, err));
@@ -183,16 +173,12 @@ void bpi_session_release(struct bp_session *s)
         struct bpi_site *sites[] = {&l->in,      &l->q_b,     &l->out,  &l->index_q,
                                     &l->index_w, &l->gate_up, &l->down, &l->router};
         for (size_t i = 0; i < BPI_ARRAY_LEN(sites); ++i) release_site(sites[i]);
-        if (l->mla != NULL)
-            ((const struct bp_mla_common_ops *)l->common->ref.vt)
-                ->release(l->common->ref.self, l->mla);
-        if (l->experts != NULL)
-            ((const struct bp_moe_ops *)l->moe->ref.vt)->release(l->moe->ref.self, l->experts);
+        if (l->mla != NULL) BPI_CALL(l->common, bp_mla_common_ops, release, l->mla);
+        if (l->experts != NULL) BPI_CALL(l->moe, bp_moe_ops, release, l->experts);
         l->mla = l->experts = NULL;
     }
     release_site(&s->head);
     struct bpi_bound *embed = s->dense[BP_DENSE_OP_EMBED];
-    if (s->embed != NULL)
-        ((const struct bp_dense_ops *)embed->ref.vt)->release(embed->ref.self, s->embed);
+    if (s->embed != NULL) BPI_CALL(embed, bp_dense_ops, release, s->embed);
     s->embed = NULL;
 }

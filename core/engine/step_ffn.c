@@ -18,7 +18,6 @@ static int32_t moe_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)
 {
     struct bpi_layer *l = &s->layers[il];
     const struct bpi_hparams *hp = s->hp;
-    const struct bp_moe_ops *ops = (const struct bp_moe_ops *)l->moe->ref.vt;
     int32_t layer = (int32_t)il;
     int64_t n = s->step.n_tok;
     struct bp_tensor x = bpi_t2(s->x, BP_DT_F32, n, hp->n_embd),
@@ -44,7 +43,7 @@ static int32_t moe_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)
     if (l->router_bias != NULL) {
         r.bias = bpi_t1((void *)(uintptr_t)l->router_bias, BP_DT_F32, hp->n_expert);
     }
-    BP_TRY(ops->route(l->moe->ref.self, &launch, &r, err));
+    BP_TRY(BPI_CALL(l->moe, bp_moe_ops, route, &launch, &r, err));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_MOE_IDS, layer, &r.ids, err));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_MOE_WEIGHTS, layer, &r.weights, err));
 
@@ -55,7 +54,7 @@ static int32_t moe_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)
                                 .gates = r.weights,
                                 .y = x,
                                 .accumulate = 1};
-    return ops->run(l->moe->ref.self, &launch, &a, err);
+    return BPI_CALL(l->moe, bp_moe_ops, run, &launch, &a, err);
 }
 
 int32_t bpi_step_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)

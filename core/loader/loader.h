@@ -15,12 +15,26 @@ struct bpi_loader;
 
 enum { BPI_MAX_REASONS = 16, BPI_MAX_LAYOUTS = 8 };
 
+/* Slots that op tables may have room for; where a function lies in its table. */
+enum { BPI_MAX_SLOTS = 32 };
+#define BPI_SLOT_INDEX(T, slot) (offsetof(struct T, slot) / sizeof(void *))
+
+/* An op as the engine calls it, flattened over its wrappers: for each slot the function of the outermost layer that
+ * offers it, and that layer's self. `vt` has the interface's whole table as this engine knows it when there are
+ * wrappers; without them it is the provider's own table, and every self is the provider's. */
+struct bpi_flat_op {
+    const struct bp_op_base *vt;
+    void *self[BPI_MAX_SLOTS]; /* by BPI_SLOT_INDEX */
+};
+
 /* What one provider answered to one problem. Not to be copied: the verdict points into its own arrays. */
 struct bpi_candidate {
     const char *provider;                        /* plugin name */
     struct bp_verdict verdict;                   /* reasons and layouts point into the arrays below */
     struct bp_reason reasons[BPI_MAX_REASONS];
     uint64_t layouts[BPI_MAX_LAYOUTS];
+    const struct bpi_refusal *refusal;           /* the plugin cannot be used at all: the same reason with its whole text and
+                                                  * the command that mends it (loader/plugin_file.h); else NULL */
 };
 
 /* Engine services that plugins get through bp_host. */
@@ -31,7 +45,7 @@ struct bpi_loader_env {
 };
 
 int32_t bpi_loader_create(const struct bpi_loader_env *env, struct bpi_loader **out, struct bp_error *err);
-/* Destroys all op instances, then closes all plugins, newest first. Accepts NULL. */
+/* Destroys all op instances, wrappers before what they wrap, then closes all plugins, newest first. Accepts NULL. */
 void bpi_loader_destroy(struct bpi_loader *l);
 
 /* Runs the handshake (ABI numbers, table sizes, config schema against [plugin.NAME]), then open(). Errors: BP_E_ABI with
@@ -42,8 +56,8 @@ size_t bpi_loader_n_plugins(const struct bpi_loader *l);
 const struct bp_plugin_desc *bpi_loader_plugin(const struct bpi_loader *l, size_t i);
 /* Host memory that the i-th plugin holds, and the most it has ever held. */
 void bpi_loader_memory(const struct bpi_loader *l, size_t i, uint64_t *used_bytes, uint64_t *peak_bytes);
-/* Does every [plugin.NAME] of the config belong to a registered plugin? Call it when all are registered. Errors:
- * BP_E_CONFIG with the nearest name. */
+/* Does every [plugin.NAME] of the config belong to a plugin that is registered or was found? Call it after the scan.
+ * Errors: BP_E_CONFIG with the nearest name. */
 int32_t bpi_loader_check_config(const struct bpi_loader *l, struct bp_error *err);
 
 /* The op instance of one provider for one interface on one device, created on first use and shared afterwards.
@@ -51,12 +65,23 @@ int32_t bpi_loader_check_config(const struct bpi_loader *l, struct bp_error *err
 int32_t bpi_loader_op(struct bpi_loader *l, const char *provider, const char *iface, const struct bp_device *dev,
                       struct bp_op_ref *out, struct bp_error *err);
 
+/* Puts the wrappers that [wrap] lists for this slot and layer around *op, outermost first; without any, *op stays as it
+ * is. The same wrapper around the same instance is made once. An op in wrappers is still a plain reference: its table
+ * holds relays that go to each slot's own layer, so that it can be asked, and be wrapped in its turn.
+ * Errors: BP_E_CONFIG for a name that is unknown (nearest given), is no wrapper, does not wrap this interface, or
+ * declines; BP_E_ABI for a bad table; whatever the wrapper's op_create says. */
+int32_t bpi_loader_wrap(struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,
+                        const struct bp_device *dev, struct bp_op_ref *op, struct bp_error *err);
+/* The flattened form of an op that came from bpi_loader_op, _wrap or _choose; lives as long as the loader. NULL for
+ * any other reference. */
+const struct bpi_flat_op *bpi_loader_flat(const struct bpi_loader *l, const struct bp_op_ref *op);
+
 /* Asks one instance. *c is overwritten; c->verdict.level says the answer. */
 void bpi_loader_ask(const struct bp_op_ref *op, const char *provider, const void *problem, struct bpi_candidate *c);
 
-/* Walks the slot's provider list for `layer` (config; "auto" = every registered plugin that offers the interface, in
- * order of registration) and takes the first whose verdict is not NO. *cands (cap entries) keeps every answer in order,
- * *n_cands how many were asked. *chosen is the index of the winner.
+/* Walks the slot's provider list for `layer` (config; "auto" = every backend that offers the interface: those found in
+ * files by name, opened now if need be, then the registered ones in order), each in the slot's wrappers, and takes the first whose verdict is not NO. *cands (cap
+ * entries) keeps every answer in order, *n_cands how many were asked. *chosen is the index of the winner.
  * Errors: BP_E_CONFIG when nobody serves, with slot, layer, and every provider's reasons in the text. */
 int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,
                           const struct bp_device *dev, const void *problem, struct bpi_candidate *cands, size_t cap,

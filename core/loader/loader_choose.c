@@ -82,6 +82,8 @@ static int32_t ask_plugin(struct walk *w, const struct bp_plugin_desc *desc, str
         return bpi_fail(err, rc, "loader", w->where, "%s: %s", desc->name, why.msg);
     }
     if (rc == BP_OK) {
+        /* Wrappers may have a say in the answer, and what is wrong with them is no fault of the provider. */
+        BP_TRY(bpi_loader_wrap(w->l, w->slot, w->iface, w->layer, w->dev, &w->op, err));
         bpi_loader_ask(&w->op, desc->name, w->problem, c);
     } else {
         uint32_t code = rc == BP_E_ABI ? BP_R_ABI : rc == BP_DECLINED ? BP_R_FEATURE : BP_R_LOAD;
@@ -152,17 +154,6 @@ static void log_choice(const struct walk *w)
     }
 }
 
-static int32_t refuse_wrappers(const struct walk *w, struct bp_error *err)
-{
-    const char *wrap =
-        w->l->env.config != NULL ? bpi_config_wrap(w->l->env.config, w->slot, w->layer) : "";
-    if (wrap[0] == '\0') return BP_OK;
-    return bpi_fail(err, BP_E_CONFIG, "loader", w->where,
-                    "[wrap] asks for \"%s\" around this slot, and this version has no wrappers; "
-                    "remove the line",
-                    wrap);
-}
-
 int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,
                           const struct bp_device *dev, const void *problem,
                           struct bpi_candidate *cands, size_t cap, size_t *n_cands, size_t *chosen,
@@ -177,7 +168,6 @@ int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *if
     *n_cands = 0;
     (void)snprintf(w.where, sizeof w.where, layer >= 0 ? "slot %s, layer %d" : "slot %s", slot,
                    layer);
-    BP_TRY(refuse_wrappers(&w, err));
     int32_t rc = ask_list(&w, list, err);
     if (rc == BP_OK && !w.found && config != NULL &&
         strcmp(bpi_config_str(config, "engine", "fallback"), "warn") == 0) {

@@ -66,7 +66,7 @@ BP_STATIC_ASSERT(offsetof(struct bp_quant_problem, op) == sizeof(struct bp_hdr),
 BP_STATIC_ASSERT(offsetof(struct bp_moe_problem, op) == sizeof(struct bp_hdr),
                  "op of a moe problem");
 
-static bool has_function(const struct bp_op_base *vt, uint32_t offset)
+bool bpi_table_has(const struct bp_op_base *vt, uint32_t offset)
 {
     uintptr_t address;
     if ((uint64_t)offset + sizeof address > vt->h.size) return false;
@@ -109,7 +109,7 @@ const char *bpi_table_missing(const struct bp_op_base *vt, const void *problem)
         const struct need *n = &needs[i];
         if (strcmp(n->iface, vt->iface) != 0) continue;
         if (n->op != ANY_OP && (uint32_t)n->op != op) continue;
-        if (!has_function(vt, n->offset)) return n->name;
+        if (!bpi_table_has(vt, n->offset)) return n->name;
     }
     return NULL;
 }
