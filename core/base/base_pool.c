@@ -218,12 +218,17 @@ void bpi_pool_destroy(struct bpi_pool *p)
     pool_free(p);
 }
 
-/* Starts the workers with all signals blocked: signals stay the business of the application's own threads. */
+/* Starts the workers with signals blocked: they stay the business of the application's own threads. Not those that a fault
+ * raises in the thread itself: blocked, they would end the process at once and pass by the application's handler. */
 static int start_workers(struct bpi_pool *p)
 {
     sigset_t all, before;
     int rc = 0;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (p->n_started < p->n_threads - 1) {
         rc = pthread_create(&p->workers[p->n_started], NULL, worker_main, p);

@@ -5,9 +5,8 @@
 
 #include <stdbool.h>
 
-/* Takes SIGBUS over. json: the error also goes to standard output, as an object. */
-void bus_init(bool json);
-/* The command and the file that the sentence names; called before the file is opened. */
-void bus_watch(const char *command, const char *path);
+/* Takes SIGBUS over. command: what the sentence begins with, outlives the process; json: the error also goes to standard
+ * output, as an object. */
+void bus_init(const char *command, bool json);
 
 #endif

@@ -3,7 +3,6 @@
  * Not here: reading all of it (inspect_check.c).
  * SPDX-License-Identifier: MIT */
 #include "inspect.h"
-#include "bus.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -355,7 +354,6 @@ static int32_t cmd_inspect(struct cli *c)
     BP_TRY(check_options(c));
     in.hf = cli_given(&c->line, "names");
     BP_TRY(cli_open_config(c));
-    bus_watch("inspect", path);
     BP_TRY(bp_file_open(path, &in.file, &c->err));
     bp_file_info(in.file, &in.info);
     if (cli_given(&c->line, "hash"))

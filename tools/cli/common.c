@@ -1,7 +1,6 @@
 /* common.c - steps that commands share: configuration, model, session, input text, feeding tokens.
  * Not here: output. SPDX-License-Identifier: MIT */
 #include "cli.h"
-#include "bus.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -101,7 +100,6 @@ int32_t cli_open_model(struct cli *c)
     BP_TRY(cli_open_config(c));
     const char *path = cli_model_path(c);
     if (path == NULL) return c->err.code;
-    bus_watch(c->line.cmd->name, path);
     struct term_progress bar;
     struct bp_callbacks cb = {.h = BP_HDR(struct bp_callbacks, progress),
                               .ctx = &bar,

@@ -197,7 +197,6 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; ++i)
         json = json || strcmp(argv[i], "--json") == 0;
     term_init();
-    bus_init(json);
     if (argc < 2) {
         cli_help_all(commands, N_COMMANDS, stderr);
         return EXIT_INPUT;
@@ -208,5 +207,6 @@ int main(int argc, char **argv)
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) return print_version(json);
     const struct cli_command *cmd = find_command(name);
     if (cmd == NULL) return unknown_command(name, json);
+    bus_init(cmd->name, json);
     return run_command(cmd, argc - 2, argv + 2, json);
 }

@@ -255,6 +255,33 @@ START_TEST(cores)
 }
 END_TEST
 
+static void look_at_mask(void *arg, uint64_t begin, uint64_t end)
+{
+    atomic_uint *wrong = arg;
+    sigset_t mask;
+    (void)begin;
+    (void)end;
+    const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
+    pthread_sigmask(SIG_BLOCK, NULL, &mask);
+    for (size_t i = 0; i < BPI_ARRAY_LEN(faults); ++i)
+        if (sigismember(&mask, faults[i])) atomic_fetch_add(wrong, 1);
+    struct timespec pause = {0, 2000000}; /* so that the others get their parts */
+    nanosleep(&pause, NULL);
+}
+
+/* A fault in a worker must reach the application's handler: blocked, it would kill without it. */
+START_TEST(faults_are_not_blocked)
+{
+    struct bpi_pool *p = NULL;
+    struct bp_error err = BP_ERROR_INIT;
+    atomic_uint wrong = 0;
+    ck_assert_int_eq(bpi_pool_create(4, &p, &err), BP_OK);
+    bpi_pool_run(p, 40, 1, look_at_mask, &wrong);
+    ck_assert_uint_eq(atomic_load(&wrong), 0);
+    bpi_pool_destroy(p);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("pool");
@@ -269,6 +296,7 @@ int main(void)
     tcase_add_test(t, nested_run_does_not_hang);
     tcase_add_test(t, create_and_destroy_at_once);
     tcase_add_test(t, workers_take_no_signals);
+    tcase_add_test(t, faults_are_not_blocked);
     tcase_add_test(t, cores);
     suite_add_tcase(s, t);
     SRunner *sr = srunner_create(s);
