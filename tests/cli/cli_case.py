@@ -13,6 +13,7 @@ import unittest
 
 CLI = os.environ["BP_CLI"]
 SOURCE = os.environ["BP_SOURCE"]
+BUILD = os.environ.get("BP_BUILD", "")  # the build folder
 MODEL = os.path.join(SOURCE, "models", "bp-tiny-glm-dsa-Q4_K_M.gguf")
 ZOO = os.path.join(SOURCE, "tests", "data", "zoo")
 ZOO_V3 = os.path.join(ZOO, "zoo-v3.gguf")

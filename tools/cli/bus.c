@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@ static const char why[] = "the file became shorter while it was being read, or i
 static const char *command_name = "";
 static bool json_wanted, on_terminal;
 static char stack[STACK_BYTES];
+static atomic_flag entered = ATOMIC_FLAG_INIT;
 
 static void put(int fd, const char *text)
 {
@@ -100,6 +102,7 @@ static void on_bus(int sig, siginfo_t *info, void *context)
         raise(sig);
         return;
     }
+    while (atomic_flag_test_and_set(&entered)) pause(); /* another thread is saying it already */
     find_path((uintptr_t)info->si_addr, path);
     if (on_terminal) put(STDERR_FILENO, "\r\033[K"); /* a progress bar */
     put(STDERR_FILENO, "backplane ");

@@ -5,13 +5,12 @@
 #include "gguf/gguf_manifest.h"
 #include "unit/gguf/gguf_image.h"
 
-/* A copy of an image in memory that lives until the process ends (each test is one). */
+/* The image stays where it is until the file is closed. */
 static inline struct bpi_gguf *image_file(const struct image *m)
 {
-    unsigned char *copy;
-    struct bpi_gguf *g;
-    struct bp_error err;
-    ck_assert_msg(img_open(m->p, m->n, &copy, &g, &err) == BP_OK, "%s", err.msg);
+    struct bpi_gguf *g = NULL;
+    struct bp_error err = BP_ERROR_INIT;
+    ck_assert_msg(bpi_gguf_open_memory(m->p, m->n, "image", &g, &err) == BP_OK, "%s", err.msg);
     return g;
 }
 
