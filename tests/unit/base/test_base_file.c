@@ -272,6 +272,47 @@ START_TEST(write_refuses)
 }
 END_TEST
 
+/* A mapped file that changes: seen by the look at its length, refused by the reads; another file of that name is not it. */
+START_TEST(files_that_change_while_mapped)
+{
+    struct bpi_map m = {0}, none = {0};
+    struct bpi_input in = {NULL, -1};
+    char got[4] = "";
+    make_file("f", "0123456789", 10);
+    ck_assert_int_eq(bpi_map_open("f", &m, &err), BP_OK);
+    ck_assert_int_eq(bpi_map_check(&m, "f", &err), BP_OK);
+    ck_assert_int_eq(bpi_map_check(&none, "f", &err), BP_OK);
+    int before = n_open_files();
+    ck_assert_int_eq(bpi_input_open(&m, "f", &in, &err), BP_OK);
+    ck_assert_int_eq(bpi_input_read(&in, 6, got, 4, &err), BP_OK);
+    ck_assert(memcmp(got, "6789", 4) == 0);
+    ck_assert_int_eq(bpi_input_read(&in, 7, got, 4, &err), BP_E_IO); /* one byte too many */
+    ck_assert(strstr(err.msg, "byte 10") != NULL);
+    bpi_error_clear(&err);
+    ck_assert_int_eq(truncate("f", 5), 0);
+    ck_assert_int_eq(bpi_input_read(&in, 6, got, 4, &err), BP_E_IO);
+    bpi_error_clear(&err);
+    bpi_input_close(&in);
+    bpi_input_close(&in); /* twice is harmless */
+    ck_assert_int_eq(bpi_map_check(&m, "f", &err), BP_E_IO);
+    ck_assert_str_eq(err.where, "f");
+    ck_assert(strstr(err.msg, "10 bytes") != NULL && strstr(err.msg, "5 now") != NULL);
+    bpi_error_clear(&err);
+    ck_assert_int_eq(bpi_input_open(&m, "f", &in, &err), BP_E_IO);
+    bpi_error_clear(&err);
+    ck_assert_int_eq(remove("f"), 0);
+    ck_assert_int_eq(bpi_map_check(&m, "f", &err), BP_OK); /* the mapping keeps it */
+    ck_assert_int_eq(bpi_input_open(&m, "f", &in, &err), BP_E_IO);
+    bpi_error_clear(&err);
+    make_file("g", "0123456789", 10); /* never the inode of the old one, which the mapping holds */
+    ck_assert_int_eq(rename("g", "f"), 0);
+    ck_assert_int_eq(bpi_map_check(&m, "f", &err), BP_OK);
+    ck_assert_int_eq(bpi_input_open(&m, "f", &in, &err), BP_E_IO);
+    ck_assert_int_eq(n_open_files(), before);
+    bpi_map_close(&m);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("file");
@@ -286,6 +327,7 @@ int main(void)
     tcase_add_test(t, readers_never_see_a_half);
     tcase_add_test(t, failed_write_leaves_the_old_file);
     tcase_add_test(t, write_refuses);
+    tcase_add_test(t, files_that_change_while_mapped);
     suite_add_tcase(s, t);
     SRunner *sr = srunner_create(s);
     srunner_run_all(sr, CK_NORMAL);
