@@ -60,7 +60,8 @@ function(backplane_add_plugin name)
     target_link_options(${target} PRIVATE -Wl,-z,defs)
   endif()
   if(P_CUDA)
-    target_link_libraries(${target} PRIVATE ${BACKPLANE_CUDART_STATIC} rt dl pthread)
+    # What nvcc makes of a kernel's host side needs the C++ run time, even where a C compiler links.
+    target_link_libraries(${target} PRIVATE ${BACKPLANE_CUDART_STATIC} stdc++ rt dl pthread)
   endif()
   if(NOT P_NO_INSTALL)
     install(TARGETS ${target} LIBRARY DESTINATION lib/backplane/plugins)
@@ -76,8 +77,10 @@ function(_backplane_cuda_objects out name files archs includes definitions)
   endif()
   get_filename_component(cuda_bin ${BACKPLANE_NVCC} REALPATH)
   get_filename_component(cuda_bin ${cuda_bin} DIRECTORY)
-  find_library(BACKPLANE_CUDART_STATIC libcudart_static.a
-               PATHS ${cuda_bin}/../lib64 ${cuda_bin}/../lib ${cuda_bin}/../targets/x86_64-linux/lib /usr/local/cuda/lib64)
+  # The one that belongs to this nvcc, before any other.
+  find_library(BACKPLANE_CUDART_STATIC libcudart_static.a NO_DEFAULT_PATH
+               PATHS ${cuda_bin}/../lib64 ${cuda_bin}/../lib ${cuda_bin}/../targets/x86_64-linux/lib)
+  find_library(BACKPLANE_CUDART_STATIC libcudart_static.a)
   if(NOT BACKPLANE_CUDART_STATIC)
     message(STATUS "nvcc is there, but libcudart_static.a was not found; set BACKPLANE_CUDART_STATIC to its path")
     return()

@@ -134,6 +134,18 @@ static inline int bp_query_fits(const struct bp_query *q)
     return BP_HAS(q, struct bp_query, host_minor) && q->host_major == BP_ABI_MAJOR && q->host_minor == BP_ABI_MINOR;
 }
 
+/* First member of an op table, for a table of type T whose last slot that you fill is `last`. A wrapper puts NULL for
+ * what it does not want to see:
+ *
+ *     static const struct bp_mla_decode_ops decode = {
+ *         BP_OP_BASE(struct bp_mla_decode_ops, run, "bp.mla.decode", supports, workspace, bp_mla_decode_tensors),
+ *         plan, run};
+ */
+#define BP_OP_BASE(T, last, iface_, supports_, workspace_, tensors_)                                                   \
+    {                                                                                                                  \
+        BP_HDR(T, last), iface_, BP_ABI_MAJOR, BP_ABI_MINOR, supports_, workspace_, tensors_                           \
+    }
+
 /* ---- texts and errors ---------------------------------------------------------------------------------------- */
 
 /* A text that is built piece by piece in a buffer of fixed size; too long, it is cut, never overrun. No formats and no
