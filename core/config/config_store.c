@@ -41,7 +41,7 @@ void bpi_config_source_line(struct bpi_config_source *src, unsigned line)
     char number[16];
     int digits = snprintf(number, sizeof number, ":%u", line);
     bpi_copy_end(src->where, sizeof src->where - (size_t)digits, src->label);
-    strcat(src->where, number);
+    memcpy(src->where + strlen(src->where), number, (size_t)digits + 1);
 }
 
 /* ---- names ---- */
