@@ -22,22 +22,6 @@ static int32_t progress(const struct opening *o, double fraction, const char *wh
     return bpi_fail(err, BP_E_ABORTED, "model", what, "loading was stopped on request");
 }
 
-/* Reads the file into memory instead of mapping it (engine.mmap = false). The headers were checked before, through a
- * mapping, so that garbage of any size is refused without reading all of it. */
-static int32_t read_image(struct opening *o, struct bp_model *m, struct bp_error *err)
-{
-    if (bpi_gguf_shards(o->g) > 1)
-        return bpi_fail(err, BP_E_UNSUPPORTED, "model", m->path,
-                        "engine.mmap = false reads models of one file only and this one has %u "
-                        "shards; set engine.mmap = true",
-                        bpi_gguf_shards(o->g));
-    size_t n = 0;
-    bpi_gguf_close(o->g);
-    o->g = NULL;
-    BP_TRY(bpi_file_read(m->path, SIZE_MAX - 1, &m->image, &n, err));
-    return bpi_gguf_open_memory(m->image, n, m->path, &o->g, err);
-}
-
 /* A tokenizer that is not understood is kept as a reason; only running out of memory ends the opening. */
 static int32_t open_tokenizer(struct opening *o, struct bp_model *m, struct bp_error *err)
 {
@@ -77,9 +61,8 @@ static int32_t open_parts(struct opening *o, struct bp_model *m, const struct bp
 {
     BP_TRY(progress(o, 0.0, "header", err));
     BP_TRY(bpi_config_check(o->cfg->c, err));
-    BP_TRY(bpi_gguf_open(m->path, &o->g, err));
-    if (!o->headers_only && !bpi_config_bool(o->cfg->c, "engine", "mmap"))
-        BP_TRY(read_image(o, m, err));
+    bool copy = !o->headers_only && !bpi_config_bool(o->cfg->c, "engine", "mmap");
+    BP_TRY(copy ? bpi_gguf_open_copy(m->path, &o->g, err) : bpi_gguf_open(m->path, &o->g, err));
     BP_TRY(progress(o, 0.3, "tokenizer", err));
     BP_TRY(open_tokenizer(o, m, err));
     BP_TRY(progress(o, 0.6, "tensors", err));
@@ -145,7 +128,6 @@ void bp_model_close(struct bp_model *m)
     if (m == NULL) return;
     bpi_token_close(m->t);
     bpi_model_close(m->m);
-    bpi_free(m->image);
     bpi_free(m->path);
     bpi_free(m);
 }

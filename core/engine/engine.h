@@ -20,7 +20,6 @@ struct bp_model {
     struct bpi_model *m;       /* owns the GGUF */
     struct bpi_token *t;       /* NULL: the file's tokenizer is not supported, see token_err */
     struct bp_error token_err; /* why t is NULL; a model without text still computes on ids */
-    char *image;               /* the whole file when engine.mmap is false, else NULL */
     char *path;
     struct bpi_log log;  /* of bp_model_open's callbacks, for what text functions notice */
     uint32_t n_sessions; /* open on this model */

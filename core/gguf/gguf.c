@@ -21,6 +21,7 @@ static void part_free(struct bpi_gguf_part *part)
     bpi_gguf_index_free(&part->kv_index);
     bpi_free(part->kv);
     bpi_map_close(&part->map);
+    bpi_free(part->copy);
     bpi_free(part->path);
 }
 
@@ -59,10 +60,20 @@ static struct bpi_gguf_part *part_new(struct bpi_gguf *g, const char *path)
     return part;
 }
 
+static int32_t read_part(struct bpi_gguf *g, struct bpi_gguf_part *part, struct bp_error *err)
+{
+    size_t n = 0;
+    BP_TRY(bpi_file_read(part->path, SIZE_MAX - 1, &part->copy, &n, err));
+    part->data = (const unsigned char *)part->copy;
+    part->n_bytes = n;
+    return bpi_gguf_parse_part(g, part, err);
+}
+
 int32_t bpi_gguf_add_file(struct bpi_gguf *g, const char *path, struct bp_error *err)
 {
     struct bpi_gguf_part *part = part_new(g, path);
     if (part == NULL) return bpi_fail_nomem(err, BPI_GGUF_DOMAIN, sizeof *part + strlen(path));
+    if (g->copies) return read_part(g, part, err);
     BP_TRY(bpi_map_open(path, &part->map, err));
     part->data = part->map.data;
     part->n_bytes = part->map.n_bytes;
@@ -97,11 +108,13 @@ static int32_t index_tensors(struct bpi_gguf *g, struct bp_error *err)
                     a->name, a->shard + 1, b->shard + 1);
 }
 
-int32_t bpi_gguf_open(const char *path, struct bpi_gguf **out, struct bp_error *err)
+static int32_t open_files(const char *path, bool copies, struct bpi_gguf **out,
+                          struct bp_error *err)
 {
     int32_t rc;
     struct bpi_gguf *g = bpi_calloc(1, sizeof *g);
     if (g == NULL) return bpi_fail_nomem(err, BPI_GGUF_DOMAIN, sizeof *g);
+    g->copies = copies;
     BP_TRY_GOTO(rc, bpi_gguf_add_file(g, path, err), fail);
     BP_TRY_GOTO(rc, bpi_gguf_open_shards(g, err), fail);
     BP_TRY_GOTO(rc, index_tensors(g, err), fail);
@@ -110,6 +123,19 @@ int32_t bpi_gguf_open(const char *path, struct bpi_gguf **out, struct bp_error *
 fail:
     bpi_gguf_close(g);
     return rc;
+}
+
+int32_t bpi_gguf_open(const char *path, struct bpi_gguf **out, struct bp_error *err)
+{
+    return open_files(path, false, out, err);
+}
+
+int32_t bpi_gguf_open_copy(const char *path, struct bpi_gguf **out, struct bp_error *err)
+{
+    struct bpi_gguf *headers = NULL;
+    BP_TRY(open_files(path, false, &headers, err));
+    bpi_gguf_close(headers);
+    return open_files(path, true, out, err);
 }
 
 int32_t bpi_gguf_open_memory(const void *data, uint64_t n_bytes, const char *label,

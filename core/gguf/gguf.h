@@ -65,6 +65,9 @@ struct bpi_gguf;
  * of a split model (the message names the first one); BP_E_LIMIT; BP_E_NOMEM.
  * On error nothing stays open. */
 int32_t bpi_gguf_open(const char *path, struct bpi_gguf **out, struct bp_error *err);
+/* The same, with the bytes of all files read into memory: nothing is mapped afterwards, and the files may change or go.
+ * They are opened by their headers first, so that garbage of any size is refused before it is read. */
+int32_t bpi_gguf_open_copy(const char *path, struct bpi_gguf **out, struct bp_error *err);
 /* Parses a file image in memory (fuzzing, tests); the bytes outlive the object; single shard only. */
 int32_t bpi_gguf_open_memory(const void *data, uint64_t n_bytes, const char *label, struct bpi_gguf **out,
                              struct bp_error *err);

@@ -39,6 +39,7 @@ struct bpi_gguf_part {
     char *path;
     char where[96];     /* path for messages, cut at the front */
     struct bpi_map map; /* zero for images in memory */
+    char *copy;         /* the bytes, of a file that was read into memory */
     const unsigned char *data;
     uint64_t n_bytes;
     uint32_t version, number;
@@ -52,12 +53,13 @@ struct bpi_gguf_part {
 struct bpi_gguf {
     struct bpi_gguf_part *parts;
     uint32_t n_parts, cap_parts;
+    bool copies; /* files are read into memory, not mapped */
     struct bpi_gguf_tensor *tensors;
     uint64_t n_tensors, cap_tensors;
     struct bpi_gguf_index tensor_index;
 };
 
-/* gguf.c: maps PATH and parses it as the next part. */
+/* gguf.c: maps PATH, or reads it where g->copies says so, and parses it as the next part. */
 int32_t bpi_gguf_add_file(struct bpi_gguf *g, const char *path, struct bp_error *err);
 /* gguf_parse.c: header, metadata and tensor records of a part whose data, n_bytes, number and where are set. */
 int32_t bpi_gguf_parse_part(struct bpi_gguf *g, struct bpi_gguf_part *part, struct bp_error *err);

@@ -5,6 +5,7 @@ SPDX-License-Identifier: MIT
 import json
 import os
 import struct
+import sys
 
 import tiny_gguf
 from cli_case import MODEL, SOURCE, ZOO_V3, ZOO_V3_GOLDEN, CliCase, main, read, run
@@ -110,6 +111,15 @@ class BrokenModels(CliCase):
         a = self.good_json("run", "-m", ZOO_V3, "-p", "hello", "-n", "8", "--temp", "0")
         b = self.good_json("run", "-m", ZOO_V3, "-p", "hello", "-n", "8", "--temp", "0", "-s", "engine.mmap=false")
         self.assertEqual(a["tokens"], b["tokens"])
+
+    def test_shards_read_into_memory(self):
+        sys.path.insert(0, os.path.join(SOURCE, "scripts", "lib"))
+        import gguf_edit
+        m = gguf_edit.read(ZOO_V3)
+        paths = gguf_edit.write_shards(os.path.join(self.tmp, "m"), m, [m.tensors[:20], m.tensors[20:21], m.tensors[21:]])
+        runs = [self.good_json("run", "-m", path, "-p", "hello", "-n", "8", "--temp", "0", *more)["tokens"]
+                for path in (ZOO_V3, paths[0]) for more in ((), ("-s", "engine.mmap=false"))]
+        self.assertEqual(runs, runs[:1] * 4)
 
 
 class Texts(CliCase):

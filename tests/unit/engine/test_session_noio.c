@@ -1,4 +1,4 @@
-/* test_session_noio.c - every file operation of loading an INI, a model (one file, mapped or read; shards), its tokenizer
+/* test_session_noio.c - every file operation of loading an INI, a model (one file or shards, mapped or read), its tokenizer
  * and a session and of one step fails once: an error with one sentence that names the file, nothing left open, and a
  * later attempt works. Signals and short reads change nothing at all.
  * Not here: files that are themselves wrong (tests/fault).
@@ -97,7 +97,8 @@ struct way {
     bool shards;
     const char *setting; /* one more, or NULL */
 };
-static const struct way ways[] = {{false, NULL}, {false, "engine.mmap=false"}, {true, NULL}};
+static const struct way ways[] = {
+    {false, NULL}, {false, "engine.mmap=false"}, {true, NULL}, {true, "engine.mmap=false"}};
 
 /* From the INI to the logits of the last token, which land in *r. */
 static int32_t load_and_step(const struct way *w, struct rig *r, struct bp_error *err)
