@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
 #include "gguf/gguf_stream.h"
+#include "loader/plugin_file.h"
 #include "ref/ref.h"
 #include <math.h>
 #include <stdio.h>
@@ -58,13 +59,12 @@ static int32_t read_limits(struct bp_session *s, struct bp_error *err)
     return BP_OK;
 }
 
-/* Settings for plugins that are not there would be lost without a word. */
-static int32_t check_plugins(const struct bp_session *s, struct bp_error *err)
+/* ref comes first, so that no file can take its name. Settings for plugins that are not there would be lost without a
+ * word. */
+static int32_t find_plugins(struct bp_session *s, struct bp_error *err)
 {
-    if (bpi_config_str(s->config, "engine", "plugin_path")[0] != '\0') {
-        return bpi_fail(err, BP_E_CONFIG, "engine", "engine.plugin_path",
-                        "this version loads no plugins; remove the key");
-    }
+    BP_TRY(bpi_loader_register(s->loader, bpi_ref_query, err));
+    BP_TRY(bpi_loader_scan(s->loader, true, err));
     return bpi_loader_check_config(s->loader, err);
 }
 
@@ -107,8 +107,7 @@ static int32_t open_backends(struct bp_session *s, struct bp_error *err)
     BP_TRY(bpi_pool_create(n, &s->pool, err));
     struct bpi_loader_env env = {.config = s->config, .log = &s->log, .pool = s->pool};
     BP_TRY(bpi_loader_create(&env, &s->loader, err));
-    BP_TRY(bpi_loader_register(s->loader, bpi_ref_query, err));
-    BP_TRY(check_plugins(s, err));
+    BP_TRY(find_plugins(s, err));
     BP_TRY(check_layers(s, err));
     BP_TRY(bpi_session_bind(s, err));
     struct bp_coll_setup setup = {

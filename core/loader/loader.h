@@ -1,6 +1,7 @@
 /* loader.h - registered plugins, their op instances, and the choice between them with every reason kept.
  * Not here: what is right for a model (core/engine asks problem by problem).
- * Backends register by descriptor; the reference backend does so statically, by the same path as any other.
+ * Plugins come from files (plugin_file.h) and are opened when a slot wants them; the reference backend registers
+ * statically, and from its descriptor on goes the same way as any other.
  * Threads: set up and bind on one thread; after that read from any. SPDX-License-Identifier: MIT */
 #ifndef BPI_LOADER_H
 #define BPI_LOADER_H
@@ -33,6 +34,8 @@ struct bpi_candidate {
     struct bp_verdict verdict;                   /* reasons and layouts point into the arrays below */
     struct bp_reason reasons[BPI_MAX_REASONS];
     uint64_t layouts[BPI_MAX_LAYOUTS];
+    const struct bpi_refusal *refusal; /* the plugin cannot be used at all: the reason with its whole text and the command
+                                        * that mends it (loader/plugin_file.h), alive as long as the loader; else NULL */
 };
 
 /* Engine services that plugins get through bp_host. */
@@ -54,12 +57,13 @@ size_t bpi_loader_n_plugins(const struct bpi_loader *l);
 const struct bp_plugin_desc *bpi_loader_plugin(const struct bpi_loader *l, size_t i);
 /* Host memory that the i-th plugin holds, and the most it has ever held. */
 void bpi_loader_memory(const struct bpi_loader *l, size_t i, uint64_t *used_bytes, uint64_t *peak_bytes);
-/* Does every [plugin.NAME] of the config belong to a registered plugin? Call it when all are registered. Errors:
- * BP_E_CONFIG with the nearest name. */
+/* Does every [plugin.NAME] of the config belong to a plugin that is registered or was found? Call it after the scan.
+ * Errors: BP_E_CONFIG with the nearest name. */
 int32_t bpi_loader_check_config(const struct bpi_loader *l, struct bp_error *err);
 
 /* The op instance of one provider for one interface on one device, created on first use and shared afterwards.
- * BP_DECLINED when the plugin does not offer the interface; BP_E_CONFIG for an unknown provider (nearest name given). */
+ * A plugin in a file is opened for it. BP_DECLINED when the plugin does not offer the interface; BP_E_CONFIG for an
+ * unknown provider (nearest name given); BP_E_CONFIG or BP_E_ABI for one that cannot be used. */
 int32_t bpi_loader_op(struct bpi_loader *l, const char *provider, const char *iface, const struct bp_device *dev,
                       struct bp_op_ref *out, struct bp_error *err);
 
@@ -77,10 +81,12 @@ const struct bpi_flat_op *bpi_loader_flat(const struct bpi_loader *l, const stru
 /* Asks one instance. *c is overwritten; c->verdict.level says the answer. */
 void bpi_loader_ask(const struct bp_op_ref *op, const char *provider, const void *problem, struct bpi_candidate *c);
 
-/* Walks the slot's provider list for `layer` (config; "auto" = every registered plugin that offers the interface, in
- * order of registration), each in the slot's wrappers, and takes the first whose verdict is not NO. *cands (cap
- * entries) keeps every answer in order, *n_cands how many were asked. *chosen is the index of the winner.
- * Errors: BP_E_CONFIG when nobody serves, with slot, layer, and every provider's reasons in the text. */
+/* Walks the slot's provider list for `layer` (config; "auto" = every backend that offers the interface: those found in
+ * files by name, opened now if need be, then the registered ones in order), each in the slot's wrappers, and takes the
+ * first whose verdict is not NO. *cands (cap entries) keeps every answer in order, *n_cands how many were asked. *chosen
+ * is the index of the winner. A plugin that cannot be used at all counts as an answer where `auto` comes to it.
+ * Errors: BP_E_CONFIG when nobody serves, with slot, layer, and every provider's reasons in the text; BP_E_CONFIG or
+ * BP_E_ABI when a plugin that is named cannot be used at all (with engine.fallback = warn it is passed over). */
 int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,
                           const struct bp_device *dev, const void *problem, struct bpi_candidate *cands, size_t cap,
                           size_t *n_cands, size_t *chosen, struct bp_op_ref *out, struct bp_error *err);

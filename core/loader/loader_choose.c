@@ -44,6 +44,8 @@ void bpi_loader_ask(const struct bp_op_ref *op, const char *provider, const void
     }
 }
 
+enum { MAX_FIXED = 64 };
+
 /* One walk over the providers of a slot. */
 struct walk {
     struct bpi_loader *l;
@@ -66,25 +68,39 @@ static bool was_asked(const struct walk *w, const char *provider)
     return false;
 }
 
-static int32_t ask_plugin(struct walk *w, const struct bp_plugin_desc *desc, struct bp_error *err)
+/* The next free candidate; NULL with an error when all are taken. */
+static struct bpi_candidate *next_candidate(struct walk *w, const char *provider,
+                                            struct bp_error *err)
 {
-    if (was_asked(w, desc->name)) return BP_OK;
     if (w->n == w->cap) {
-        return bpi_fail(err, BP_E_LIMIT, "loader", w->where,
-                        "more than %zu providers would have to be asked; name fewer in [slots]",
-                        w->cap);
+        bpi_fail(err, BP_E_LIMIT, "loader", w->where,
+                 "more than %zu providers would have to be asked; name fewer in [slots]", w->cap);
+        return NULL;
     }
     struct bpi_candidate *c = &w->cands[w->n++];
+    reset_candidate(c, provider);
+    return c;
+}
+
+static int32_t ask_plugin(struct walk *w, const struct bpi_plugin *p, struct bp_error *err)
+{
+    struct bpi_candidate *c = next_candidate(w, p->name, err);
     struct bp_error why = BP_ERROR_INIT;
-    reset_candidate(c, desc->name);
-    int32_t rc = bpi_loader_op(w->l, desc->name, w->iface, w->dev, &w->op, &why);
+    struct bpi_refusal unfit;
+    if (c == NULL) return BP_E_LIMIT;
+    if (!bpi_desc_fits_device(p->desc, w->dev, &unfit)) {
+        bpi_candidate_take(c, &unfit);
+        c->refusal = NULL; /* it dies here; the reason holds its numbers */
+        return BP_OK;
+    }
+    int32_t rc = bpi_loader_op(w->l, p->name, w->iface, w->dev, &w->op, &why);
     if (rc == BP_E_NOMEM) { /* no verdict on the provider: another try may well succeed */
-        return bpi_fail(err, rc, "loader", w->where, "%s: %s", desc->name, why.msg);
+        return bpi_fail(err, rc, "loader", w->where, "%s: %s", p->name, why.msg);
     }
     if (rc == BP_OK) {
         /* Wrappers may have a say in the answer, and what is wrong with them is no fault of the provider. */
         BP_TRY(bpi_loader_wrap(w->l, w->slot, w->iface, w->layer, w->dev, &w->op, err));
-        bpi_loader_ask(&w->op, desc->name, w->problem, c);
+        bpi_loader_ask(&w->op, p->name, w->problem, c);
     } else {
         uint32_t code = rc == BP_E_ABI ? BP_R_ABI : rc == BP_DECLINED ? BP_R_FEATURE : BP_R_LOAD;
         bpi_candidate_refuse(c, code, "", why.msg);
@@ -93,34 +109,99 @@ static int32_t ask_plugin(struct walk *w, const struct bp_plugin_desc *desc, str
     return BP_OK;
 }
 
-/* Every backend that offers the interface, in order of registration. */
+/* A plugin in a file. What cannot be used is kept with its reason; whether that is an error, the caller knows. */
+static int32_t ask_found(struct walk *w, struct bpi_found *f, struct bp_error *err)
+{
+    int32_t rc = bpi_found_open(w->l, f, err);
+    if (rc == BP_OK) return ask_plugin(w, bpi_loader_find(w->l, f->name), err);
+    if (rc != BP_DECLINED) return rc;
+    struct bpi_candidate *c = next_candidate(w, f->name, err);
+    if (c == NULL) return BP_E_LIMIT;
+    bpi_candidate_take(c, &f->why);
+    return BP_OK;
+}
+
+/* What cannot even be read offers nothing for certain, so it is told for every slot. */
+static bool may_offer(const struct bpi_found *f, const char *iface)
+{
+    const struct bp_plugin_note *note = &f->file.note;
+    if (f->shadowed) return false;
+    if ((f->file.flags & BPI_PF_NOTE) == 0) return true;
+    return note->kind != BP_KIND_WRAPPER && bpi_note_offers(note, iface);
+}
+
+static bool is_found(const struct bpi_loader *l, const char *name)
+{
+    return bpi_loader_found_named(l, name) != NULL;
+}
+
+/* Every backend that offers the interface: those in files by name, then the registered ones in order. */
 static int32_t ask_all(struct walk *w, struct bp_error *err)
 {
-    for (size_t i = 0; i < bpi_loader_n_plugins(w->l) && !w->found; ++i) {
-        const struct bp_plugin_desc *desc = bpi_loader_plugin(w->l, i);
-        if (desc->kind != BP_KIND_BACKEND || bpi_plugin_entry(desc, w->iface) == NULL) continue;
-        BP_TRY(ask_plugin(w, desc, err));
+    struct bpi_loader *l = w->l;
+    const struct bpi_plugin *fixed[MAX_FIXED];
+    size_t n = 0;
+    for (size_t i = 0; i < l->n_found && !w->found; ++i) {
+        struct bpi_found *f = l->found[i];
+        if (!may_offer(f, w->iface) || was_asked(w, f->name)) continue;
+        BP_TRY(ask_found(w, f, err));
+    }
+    for (const struct bpi_plugin *p = l->newest; p != NULL && n < MAX_FIXED; p = p->older) {
+        if (!is_found(l, p->name)) fixed[n++] = p;
+    }
+    while (n > 0 && !w->found) {
+        const struct bpi_plugin *p = fixed[--n];
+        if (p->desc->kind != BP_KIND_BACKEND || bpi_plugin_entry(p->desc, w->iface) == NULL ||
+            was_asked(w, p->name))
+            continue;
+        BP_TRY(ask_plugin(w, p, err));
     }
     return BP_OK;
+}
+
+static bool falls_back(const struct walk *w)
+{
+    const struct bpi_config *config = w->l->env.config;
+    return config != NULL && strcmp(bpi_config_str(config, "engine", "fallback"), "warn") == 0;
+}
+
+static int32_t refuse_wrapper(const struct walk *w, const char *name, struct bp_error *err)
+{
+    return bpi_fail(err, BP_E_CONFIG, "loader", w->where,
+                    "%s wraps other providers and serves nothing itself; name it in [wrap], not in "
+                    "[slots]",
+                    name);
+}
+
+/* A plugin that is named and cannot be used at all is a mistake to be mended, whatever comes after it in the list; a
+ * plugin that can be used and says no is what lists are for. */
+static int32_t ask_named(struct walk *w, const char *name, struct bp_error *err)
+{
+    struct bpi_loader *l = w->l;
+    if (was_asked(w, name)) return BP_OK;
+    const struct bpi_plugin *p = bpi_loader_find(l, name);
+    if (p == NULL) {
+        struct bpi_found *f = NULL;
+        for (size_t i = 0; i < l->n_found && f == NULL; ++i) {
+            if (strcmp(l->found[i]->name, name) == 0) f = l->found[i];
+        }
+        if (f == NULL) return bpi_loader_fail_unknown(l, name, w->where, err);
+        if (f->state == BPI_FOUND_READY && f->file.note.kind == BP_KIND_WRAPPER)
+            return refuse_wrapper(w, name, err);
+        BP_TRY(ask_found(w, f, err));
+        if (f->state == BPI_FOUND_REFUSED && !falls_back(w))
+            return bpi_found_fail(f, w->where, err);
+        return BP_OK;
+    }
+    if (p->desc->kind != BP_KIND_BACKEND) return refuse_wrapper(w, name, err);
+    return ask_plugin(w, p, err);
 }
 
 static int32_t ask_list(struct walk *w, const char *list, struct bp_error *err)
 {
     char name[BPI_CONFIG_MAX_LINE]; /* the whole list fits, so no element is ever cut */
     for (size_t i = 0; !w->found && bpi_config_list_at(list, i, name, sizeof name); ++i) {
-        if (strcmp(name, "auto") == 0) {
-            BP_TRY(ask_all(w, err));
-            continue;
-        }
-        const struct bpi_plugin *p = bpi_loader_find(w->l, name);
-        if (p == NULL) return bpi_loader_fail_unknown(w->l, name, w->where, err);
-        if (p->desc->kind != BP_KIND_BACKEND) {
-            return bpi_fail(err, BP_E_CONFIG, "loader", w->where,
-                            "%s wraps other providers and serves nothing itself; name it in "
-                            "[wrap], not in [slots]",
-                            name);
-        }
-        BP_TRY(ask_plugin(w, p->desc, err));
+        BP_TRY(strcmp(name, "auto") == 0 ? ask_all(w, err) : ask_named(w, name, err));
     }
     return BP_OK;
 }
@@ -169,8 +250,7 @@ int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *if
     (void)snprintf(w.where, sizeof w.where, layer >= 0 ? "slot %s, layer %d" : "slot %s", slot,
                    layer);
     int32_t rc = ask_list(&w, list, err);
-    if (rc == BP_OK && !w.found && config != NULL &&
-        strcmp(bpi_config_str(config, "engine", "fallback"), "warn") == 0) {
+    if (rc == BP_OK && !w.found && falls_back(&w)) {
         struct bpi_buf why = {0};
         format_refusals(&w, w.n, &why);
         bpi_logf(l->env.log, BPI_LOG_WARN, "loader",

@@ -25,7 +25,7 @@ static void host_log(void *ctx, uint32_t level, const char *line)
 {
     const struct bpi_plugin *p = ctx;
     int32_t lvl = level > BPI_LOG_DEBUG ? BPI_LOG_DEBUG : (int32_t)level;
-    bpi_logf(p->loader->env.log, lvl, p->desc->name, "%s", line);
+    bpi_logf(p->loader->env.log, lvl, p->name, "%s", line);
 }
 
 /* ---- config ---- */
@@ -33,7 +33,7 @@ static void host_log(void *ctx, uint32_t level, const char *line)
 static const char *value_of(const struct bpi_plugin *p, const char *key)
 {
     const struct bpi_config *config = p->loader->env.config;
-    return config != NULL ? bpi_config_plugin(config, p->desc->name, key) : NULL;
+    return config != NULL ? bpi_config_plugin(config, p->name, key) : NULL;
 }
 
 static int32_t host_cfg_str(void *ctx, const char *key, char *out, uint64_t cap)

@@ -4,10 +4,12 @@
 
 #include <stdatomic.h>
 #include "loader/loader.h"
+#include "loader/plugin_file.h"
 
 /* One registered plugin; also the ctx of its host table. */
 struct bpi_plugin {
     struct bpi_loader *loader;
+    const char *name; /* of this instance: the descriptor's, or that of the section which names its file */
     const struct bp_plugin_desc *desc;
     void *self; /* from open() */
     struct bp_host host;
@@ -35,16 +37,30 @@ struct bpi_loader {
     struct bpi_plugin *newest;
     struct bpi_bound_op *newest_op;
     size_t n_plugins;
+    struct bpi_found **found; /* by name */
+    size_t n_found;
 };
 
 /* loader_host.c */
 void bpi_plugin_init_host(struct bpi_plugin *p);
 
 /* loader_schema.c: do the keys of [plugin.NAME] exist, and are their values what the plugin declares? */
-int32_t bpi_plugin_check_config(const struct bpi_config *config, const struct bp_plugin_desc *desc,
-                                struct bp_error *err);
+int32_t bpi_plugin_check_config(const struct bpi_config *config, const char *name,
+                                const struct bp_plugin_desc *desc, struct bp_error *err);
 
 /* loader_registry.c */
+
+/* The handshake in three steps. query: asks for the descriptor and checks all of it that needs no config. admit: keys of
+ * [plugin.NAME], then open(); `name` outlives the plugin. dismiss: closes the newest plugin again. */
+int32_t bpi_loader_query(const struct bpi_loader *l, bp_plugin_query_fn query,
+                         const struct bp_plugin_desc **out, struct bp_error *err);
+int32_t bpi_loader_admit(struct bpi_loader *l, const char *name, const struct bp_plugin_desc *desc,
+                         struct bpi_plugin **out, struct bp_error *err);
+void bpi_loader_dismiss(struct bpi_loader *l, struct bpi_plugin *newest);
+const struct bp_op_entry *bpi_desc_op(const struct bp_plugin_desc *desc, uint32_t i);
+/* 1 to 31 of a-z, 0-9 and _, and not "auto". */
+bool bpi_plugin_name_ok(const char *name);
+/* Opened plugins only; bpi_loader_need opens. */
 struct bpi_plugin *bpi_loader_find(const struct bpi_loader *l,
                                    const char *name); /* NULL when unknown */
 const struct bp_op_entry *bpi_plugin_entry(const struct bp_plugin_desc *desc,
@@ -57,6 +73,25 @@ int32_t bpi_loader_make_op(struct bpi_loader *l, struct bpi_plugin *p,
 /* Unknown provider: BP_E_CONFIG with the nearest name. */
 int32_t bpi_loader_fail_unknown(const struct bpi_loader *l, const char *name, const char *where,
                                 struct bp_error *err);
+
+/* loader_scan.c */
+void bpi_loader_forget_found(struct bpi_loader *l);
+
+/* loader_open.c */
+
+/* Opens a found plugin on first use. BP_DECLINED: it is refused, f->why says why; anything else is no verdict on it. */
+int32_t bpi_found_open(struct bpi_loader *l, struct bpi_found *f, struct bp_error *err);
+/* The refusal as an error. */
+int32_t bpi_found_fail(const struct bpi_found *f, const char *where, struct bp_error *err);
+/* The plugin that a name stands for, opened if need be. Errors: BP_E_CONFIG unknown (nearest name), BP_E_CONFIG or
+ * BP_E_ABI refused, with the reason and the command that mends it. */
+int32_t bpi_loader_need(struct bpi_loader *l, const char *name, const char *where,
+                        struct bpi_plugin **out, struct bp_error *err);
+/* Turns the dynamic linker's text into a reason. */
+void bpi_refuse_dlerror(struct bpi_refusal *why, const char *text);
+/* Was the plugin built for this device and its driver? */
+bool bpi_desc_fits_device(const struct bp_plugin_desc *desc, const struct bp_device *dev,
+                          struct bpi_refusal *why);
 
 /* loader_table.c: the op tables of the ABI, for checks that need no knowledge of a slot. */
 
@@ -79,6 +114,12 @@ const struct bp_op_base *bpi_relay_table(const char *iface);
 
 /* loader_reason.c */
 
+/* Fill *why; numbers: what was found and what was wanted. */
+void bpi_refuse(struct bpi_refusal *why, uint32_t code, const char *fmt, ...) BPI_PRINTF(3, 4);
+void bpi_refusal_numbers(struct bpi_refusal *why, const char *field, int64_t got, int64_t lo,
+                         int64_t hi);
+/* Turns *c into that refusal. */
+void bpi_candidate_take(struct bpi_candidate *c, const struct bpi_refusal *why);
 /* Turns *c into a refusal by the loader itself. */
 void bpi_candidate_refuse(struct bpi_candidate *c, uint32_t code, const char *field,
                           const char *text);

@@ -1,6 +1,7 @@
 /* loader_reason.c - reasons in words. Threads: pure. SPDX-License-Identifier: MIT */
 #include "loader/loader_priv.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,6 +26,14 @@ static int text_len(const char *s, size_t cap)
     return (int)n;
 }
 
+/* As much as fits; a text that was cut says so. */
+static void copy_begin(char *out, size_t cap, const char *s)
+{
+    const size_t n = strlen(s);
+    memcpy(out, s, n < cap ? n + 1 : cap);
+    if (n >= cap) memcpy(out + cap - 4, "...", 4);
+}
+
 void bpi_loader_format_reason(const struct bp_reason *r, struct bpi_buf *b)
 {
     const int n_field = text_len(r->field, sizeof r->field),
@@ -38,6 +47,40 @@ void bpi_loader_format_reason(const struct bp_reason *r, struct bpi_buf *b)
     if (n_text != 0) bpi_buf_printf(b, " (%.*s)", n_text, r->text);
 }
 
+void bpi_refuse(struct bpi_refusal *why, uint32_t code, const char *fmt, ...)
+{
+    va_list args;
+    memset(why, 0, sizeof *why);
+    why->code = code;
+    va_start(args, fmt);
+    (void)vsnprintf(why->text, sizeof why->text, fmt, args);
+    va_end(args);
+}
+
+void bpi_refusal_numbers(struct bpi_refusal *why, const char *field, int64_t got, int64_t lo,
+                         int64_t hi)
+{
+    (void)snprintf(why->field, sizeof why->field, "%s", field);
+    why->got = got;
+    why->want_lo = lo;
+    why->want_hi = hi;
+}
+
+void bpi_refusal_format(const struct bpi_refusal *why, struct bpi_buf *b)
+{
+    bpi_buf_printf(b, "%s (%s)", why->text, bpi_reason_name(why->code));
+    if (why->mend[0] != '\0') bpi_buf_printf(b, "; run: %s", why->mend);
+}
+
+void bpi_candidate_take(struct bpi_candidate *c, const struct bpi_refusal *why)
+{
+    bpi_candidate_refuse(c, why->code, why->field, why->text);
+    c->reasons[0].got = why->got;
+    c->reasons[0].want_lo = why->want_lo;
+    c->reasons[0].want_hi = why->want_hi;
+    c->refusal = why;
+}
+
 void bpi_candidate_refuse(struct bpi_candidate *c, uint32_t code, const char *field,
                           const char *text)
 {
@@ -45,8 +88,8 @@ void bpi_candidate_refuse(struct bpi_candidate *c, uint32_t code, const char *fi
     c->verdict.level = BP_V_NO;
     c->verdict.n_reasons = 1;
     *r = (struct bp_reason){.code = code, .critical = 1};
-    (void)snprintf(r->field, sizeof r->field, "%s", field);
-    (void)snprintf(r->text, sizeof r->text, "%s", text);
+    copy_begin(r->field, sizeof r->field, field);
+    copy_begin(r->text, sizeof r->text, text);
 }
 
 void bpi_candidate_format(const struct bpi_candidate *c, struct bpi_buf *b)
@@ -54,6 +97,10 @@ void bpi_candidate_format(const struct bpi_candidate *c, struct bpi_buf *b)
     const uint32_t n =
         c->verdict.n_reasons < BPI_MAX_REASONS ? c->verdict.n_reasons : BPI_MAX_REASONS;
     bpi_buf_printf(b, "%s: ", c->provider);
+    if (c->refusal != NULL) { /* its text is whole, a reason's has 128 bytes */
+        bpi_refusal_format(c->refusal, b);
+        return;
+    }
     if (n == 0) bpi_buf_puts(b, "gave no reason");
     for (uint32_t i = 0; i < n; ++i) {
         if (i != 0) bpi_buf_puts(b, ", ");

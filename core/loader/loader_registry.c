@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_PLUGINS = 64, MAX_NAME = 32, MAX_OPS = 256 };
+enum { MAX_PLUGINS = 64, MAX_NAME = 31, MAX_OPS = 256, MAX_NAMES = 256 };
 
 int32_t bpi_loader_create(const struct bpi_loader_env *env, struct bpi_loader **out,
                           struct bp_error *err)
@@ -29,35 +29,39 @@ static void destroy_ops(struct bpi_loader *l)
     }
 }
 
+void bpi_loader_dismiss(struct bpi_loader *l, struct bpi_plugin *newest)
+{
+    l->newest = newest->older;
+    l->n_plugins--;
+    newest->desc->close(newest->self);
+    uint64_t left = atomic_load(&newest->used_bytes);
+    if (left != 0) {
+        bpi_logf(l->env.log, BPI_LOG_WARN, "loader",
+                 "plugin %s was closed with %llu bytes of host memory unfreed", newest->name,
+                 (unsigned long long)left);
+    }
+    bpi_free(newest);
+}
+
 void bpi_loader_destroy(struct bpi_loader *l)
 {
     if (l == NULL) return;
     destroy_ops(l);
-    while (l->newest != NULL) {
-        struct bpi_plugin *p = l->newest;
-        l->newest = p->older;
-        p->desc->close(p->self);
-        uint64_t left = atomic_load(&p->used_bytes);
-        if (left != 0) {
-            bpi_logf(l->env.log, BPI_LOG_WARN, "loader",
-                     "plugin %s was closed with %llu bytes of host memory unfreed", p->desc->name,
-                     (unsigned long long)left);
-        }
-        bpi_free(p);
-    }
+    while (l->newest != NULL) bpi_loader_dismiss(l, l->newest);
+    bpi_loader_forget_found(l);
     bpi_free(l);
 }
 
 /* ---- handshake ---- */
 
-static bool is_name(const char *name)
+bool bpi_plugin_name_ok(const char *name)
 {
     if (name == NULL || name[0] == '\0' || strcmp(name, "auto") == 0) return false;
     size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_");
     return name[n] == '\0' && n <= MAX_NAME;
 }
 
-static const struct bp_op_entry *entry_at(const struct bp_plugin_desc *desc, uint32_t i)
+const struct bp_op_entry *bpi_desc_op(const struct bp_plugin_desc *desc, uint32_t i)
 {
     return (const struct bp_op_entry *)(const void *)((const unsigned char *)desc->ops +
                                                       (uint64_t)i * desc->ops_stride);
@@ -66,7 +70,7 @@ static const struct bp_op_entry *entry_at(const struct bp_plugin_desc *desc, uin
 const struct bp_op_entry *bpi_plugin_entry(const struct bp_plugin_desc *desc, const char *iface)
 {
     for (uint32_t i = 0; i < desc->n_ops; ++i) {
-        if (strcmp(entry_at(desc, i)->iface, iface) == 0) return entry_at(desc, i);
+        if (strcmp(bpi_desc_op(desc, i)->iface, iface) == 0) return bpi_desc_op(desc, i);
     }
     return NULL;
 }
@@ -81,7 +85,7 @@ static int32_t check_offers(const struct bp_plugin_desc *desc, struct bp_error *
                         desc->n_ops, desc->ops_stride, MAX_OPS, sizeof(struct bp_op_entry));
     }
     for (uint32_t i = 0; i < desc->n_ops; ++i) {
-        const struct bp_op_entry *e = entry_at(desc, i);
+        const struct bp_op_entry *e = bpi_desc_op(desc, i);
         if (e->iface == NULL || e->impl == NULL) {
             return bpi_fail(err, BP_E_ABI, "loader", desc->name,
                             "op %u of the plugin has no interface or no name", i);
@@ -96,8 +100,7 @@ static int32_t check_offers(const struct bp_plugin_desc *desc, struct bp_error *
     return BP_OK;
 }
 
-static int32_t check_desc(const struct bpi_loader *l, const struct bp_plugin_desc *desc,
-                          struct bp_error *err)
+static int32_t check_desc(const struct bp_plugin_desc *desc, struct bp_error *err)
 {
     if (desc == NULL) {
         return bpi_fail(err, BP_E_ABI, "loader", NULL,
@@ -109,7 +112,7 @@ static int32_t check_desc(const struct bpi_loader *l, const struct bp_plugin_des
                         "the plugin's descriptor ends after %u bytes; %u were expected",
                         desc->h.size, BP_END(struct bp_plugin_desc, op_destroy));
     }
-    if (!is_name(desc->name)) {
+    if (!bpi_plugin_name_ok(desc->name)) {
         return bpi_fail(err, BP_E_ABI, "loader", NULL,
                         "a plugin's name has 1 to %d of a-z, 0-9 and _, and is not \"auto\"; this "
                         "one is \"%s\"",
@@ -130,14 +133,11 @@ static int32_t check_desc(const struct bpi_loader *l, const struct bp_plugin_des
             "the plugin's descriptor (%u bytes) lacks open, close, op_create or op_destroy",
             desc->h.size);
     }
-    if (bpi_loader_find(l, desc->name) != NULL) {
-        return bpi_fail(err, BP_E_CONFIG, "loader", desc->name,
-                        "two plugins have this name; remove one, or give it another name");
-    }
     return check_offers(desc, err);
 }
 
-int32_t bpi_loader_register(struct bpi_loader *l, bp_plugin_query_fn query, struct bp_error *err)
+int32_t bpi_loader_query(const struct bpi_loader *l, bp_plugin_query_fn query,
+                         const struct bp_plugin_desc **out, struct bp_error *err)
 {
     struct bp_query q = {.h = BP_HDR(struct bp_query, engine_version),
                          .host_major = BP_ABI_MAJOR,
@@ -147,18 +147,28 @@ int32_t bpi_loader_register(struct bpi_loader *l, bp_plugin_query_fn query, stru
         return bpi_fail(err, BP_E_LIMIT, "loader", NULL,
                         "%d plugins are registered, and no more fit", MAX_PLUGINS);
     }
-    const struct bp_plugin_desc *desc = query(&q);
-    BP_TRY(check_desc(l, desc, err));
-    BP_TRY(bpi_plugin_check_config(l->env.config, desc, err));
+    *out = query(&q);
+    return check_desc(*out, err);
+}
+
+int32_t bpi_loader_admit(struct bpi_loader *l, const char *name, const struct bp_plugin_desc *desc,
+                         struct bpi_plugin **out, struct bp_error *err)
+{
+    if (bpi_loader_find(l, name) != NULL) {
+        return bpi_fail(err, BP_E_CONFIG, "loader", name,
+                        "two plugins have this name; remove one, or give it another name");
+    }
+    BP_TRY(bpi_plugin_check_config(l->env.config, name, desc, err));
     struct bpi_plugin *p = bpi_calloc(1, sizeof *p);
     if (p == NULL) return bpi_fail_nomem(err, "loader", sizeof *p);
     p->loader = l;
+    p->name = name;
     p->desc = desc;
     bpi_plugin_init_host(p);
     int32_t rc = desc->open(&p->host, &p->self, err);
     if (rc != BP_OK) {
         /* The plugin should have said why; this line counts only when it did not. */
-        (void)bpi_fail(err, rc, "loader", desc->name,
+        (void)bpi_fail(err, rc, "loader", name,
                        "the plugin cannot be opened and gave no reason (%s)", bpi_status_name(rc));
         bpi_free(p);
         return rc;
@@ -166,7 +176,16 @@ int32_t bpi_loader_register(struct bpi_loader *l, bp_plugin_query_fn query, stru
     p->older = l->newest;
     l->newest = p;
     l->n_plugins++;
+    *out = p;
     return BP_OK;
+}
+
+int32_t bpi_loader_register(struct bpi_loader *l, bp_plugin_query_fn query, struct bp_error *err)
+{
+    const struct bp_plugin_desc *desc;
+    struct bpi_plugin *p;
+    BP_TRY(bpi_loader_query(l, query, &desc, err));
+    return bpi_loader_admit(l, desc->name, desc, &p, err);
 }
 
 /* ---- lookups ---- */
@@ -187,20 +206,25 @@ const struct bp_plugin_desc *bpi_loader_plugin(const struct bpi_loader *l, size_
 struct bpi_plugin *bpi_loader_find(const struct bpi_loader *l, const char *name)
 {
     struct bpi_plugin *p = l->newest;
-    while (p != NULL && strcmp(p->desc->name, name) != 0) p = p->older;
+    while (p != NULL && strcmp(p->name, name) != 0) p = p->older;
     return p;
 }
 
 int32_t bpi_loader_fail_unknown(const struct bpi_loader *l, const char *name, const char *where,
                                 struct bp_error *err)
 {
-    const char *names[MAX_PLUGINS];
+    const char *names[MAX_NAMES];
+    size_t n = 0;
     struct bpi_buf known = {0};
-    for (size_t i = 0; i < l->n_plugins; ++i) {
-        names[i] = bpi_loader_plugin(l, i)->name;
-        bpi_buf_printf(&known, "%s%s", i != 0 ? ", " : "", names[i]);
+    for (const struct bpi_plugin *p = l->newest; p != NULL && n < MAX_NAMES; p = p->older) ++n;
+    size_t at = n;
+    for (const struct bpi_plugin *p = l->newest; at > 0; p = p->older) names[--at] = p->name;
+    for (size_t i = 0; i < l->n_found && n < MAX_NAMES; ++i) {
+        if (!l->found[i]->shadowed && l->found[i]->state != BPI_FOUND_OPEN)
+            names[n++] = l->found[i]->name;
     }
-    const char *near = bpi_nearest(name, names, l->n_plugins);
+    for (size_t i = 0; i < n; ++i) bpi_buf_printf(&known, "%s%s", i != 0 ? ", " : "", names[i]);
+    const char *near = bpi_nearest(name, names, n);
     int32_t rc = bpi_fail(err, BP_E_CONFIG, "loader", where,
                           "no provider is called \"%s\"%s%s%s; there are: %s", name,
                           near != NULL ? " (did you mean \"" : "", near != NULL ? near : "",
@@ -216,7 +240,7 @@ int32_t bpi_loader_check_config(const struct bpi_loader *l, struct bp_error *err
     for (size_t i = 0;
          l->env.config != NULL && (name = bpi_config_plugin_name_at(l->env.config, i)) != NULL;
          ++i) {
-        if (bpi_loader_find(l, name) != NULL) continue;
+        if (bpi_loader_find(l, name) != NULL || bpi_loader_found_named(l, name) != NULL) continue;
         (void)snprintf(where, sizeof where, "[plugin.%s]", name);
         return bpi_loader_fail_unknown(l, name, where, err);
     }
@@ -234,7 +258,7 @@ int32_t bpi_loader_make_op(struct bpi_loader *l, struct bpi_plugin *p,
                                     inner != NULL, &op->made, err);
     if (rc != BP_OK) {
         (void)bpi_fail(err, rc, "loader", entry->iface,
-                       "%s cannot make this op and gave no reason (%s)", p->desc->name,
+                       "%s cannot make this op and gave no reason (%s)", p->name,
                        bpi_status_name(rc));
         bpi_free(op);
         return rc;
@@ -245,7 +269,7 @@ int32_t bpi_loader_make_op(struct bpi_loader *l, struct bpi_plugin *p,
     if (inner != NULL) {
         rc = bpi_flat_wrapped(op, err);
     } else {
-        rc = bpi_table_check(op->made.vt, entry->iface, p->desc->name, err);
+        rc = bpi_table_check(op->made.vt, entry->iface, p->name, err);
         bpi_flat_plain(op);
     }
     if (rc != BP_OK) {
@@ -267,8 +291,8 @@ int32_t bpi_loader_op(struct bpi_loader *l, const char *provider, const char *if
 {
     const uint32_t kind = dev != NULL ? dev->kind : BP_DEV_HOST;
     const int32_t ordinal = dev != NULL ? dev->ordinal : 0;
-    struct bpi_plugin *p = bpi_loader_find(l, provider);
-    if (p == NULL) return bpi_loader_fail_unknown(l, provider, iface, err);
+    struct bpi_plugin *p;
+    BP_TRY(bpi_loader_need(l, provider, iface, &p, err));
     const struct bp_op_entry *entry = bpi_plugin_entry(p->desc, iface);
     if (entry == NULL) {
         return bpi_fail(err, BP_DECLINED, "loader", iface,

@@ -77,12 +77,13 @@ static const char *origin_of(const struct bpi_config *config, const char *sectio
     return o.text;
 }
 
-static int32_t check_key(const struct bpi_config *config, const struct bp_plugin_desc *desc,
-                         const char *key, const char *value, struct bp_error *err)
+static int32_t check_key(const struct bpi_config *config, const char *name,
+                         const struct bp_plugin_desc *desc, const char *key, const char *value,
+                         struct bp_error *err)
 {
     const char *names[MAX_KEYS];
     char where[96], section[64];
-    (void)snprintf(section, sizeof section, "plugin.%s", desc->name);
+    (void)snprintf(section, sizeof section, "plugin.%s", name);
     (void)snprintf(where, sizeof where, "[%s] %s", section, key);
     for (uint32_t i = 0; i < desc->n_cfg; ++i) {
         const struct bp_cfg_key *k = key_at(desc, i);
@@ -100,25 +101,24 @@ static int32_t check_key(const struct bpi_config *config, const struct bp_plugin
     }
     const char *near = bpi_nearest(key, names, desc->n_cfg);
     return bpi_fail(err, BP_E_CONFIG, "config", where, "plugin %s knows no such key (%s)%s%s%s",
-                    desc->name, origin_of(config, section, key),
-                    near != NULL ? "; did you mean \"" : "", near != NULL ? near : "",
-                    near != NULL ? "\"?" : "");
+                    name, origin_of(config, section, key), near != NULL ? "; did you mean \"" : "",
+                    near != NULL ? near : "", near != NULL ? "\"?" : "");
 }
 
-int32_t bpi_plugin_check_config(const struct bpi_config *config, const struct bp_plugin_desc *desc,
-                                struct bp_error *err)
+int32_t bpi_plugin_check_config(const struct bpi_config *config, const char *name,
+                                const struct bp_plugin_desc *desc, struct bp_error *err)
 {
     const char *key, *value;
     if (desc->n_cfg > MAX_KEYS ||
         (desc->n_cfg != 0 && desc->cfg_stride < sizeof(struct bp_cfg_key))) {
         return bpi_fail(
-            err, BP_E_ABI, "loader", desc->name,
+            err, BP_E_ABI, "loader", name,
             "the plugin declares %u keys of %u bytes; at most %d of at least %zu were expected",
             desc->n_cfg, desc->cfg_stride, MAX_KEYS, sizeof(struct bp_cfg_key));
     }
-    for (size_t i = 0;
-         config != NULL && bpi_config_plugin_key_at(config, desc->name, i, &key, &value); ++i) {
-        BP_TRY(check_key(config, desc, key, value, err));
+    for (size_t i = 0; config != NULL && bpi_config_plugin_key_at(config, name, i, &key, &value);
+         ++i) {
+        BP_TRY(check_key(config, name, desc, key, value, err));
     }
     return BP_OK;
 }

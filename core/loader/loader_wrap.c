@@ -83,12 +83,11 @@ const struct bpi_flat_op *bpi_loader_flat(const struct bpi_loader *l, const stru
 
 /* ---- chains ---- */
 
-static int32_t find_wrapper(const struct bpi_loader *l, const char *name, const char *iface,
+static int32_t find_wrapper(struct bpi_loader *l, const char *name, const char *iface,
                             const char *where, struct bpi_plugin **out,
                             const struct bp_op_entry **entry, struct bp_error *err)
 {
-    *out = bpi_loader_find(l, name);
-    if (*out == NULL) return bpi_loader_fail_unknown(l, name, where, err);
+    BP_TRY(bpi_loader_need(l, name, where, out, err));
     if ((*out)->desc->kind != BP_KIND_WRAPPER) {
         return bpi_fail(err, BP_E_CONFIG, "loader", where,
                         "%s serves slots itself and wraps nothing; name it in [slots], not in "

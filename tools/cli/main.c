@@ -11,8 +11,8 @@
 #include <string.h>
 
 static const struct cli_command *const commands[] = {
-    &cli_cmd_run,     &cli_cmd_verify, &cli_cmd_tokenize, &cli_cmd_detokenize,
-    &cli_cmd_inspect, &cli_cmd_ppl,    &cli_cmd_quantize, &cli_cmd_config,
+    &cli_cmd_run, &cli_cmd_verify,   &cli_cmd_tokenize, &cli_cmd_detokenize, &cli_cmd_inspect,
+    &cli_cmd_ppl, &cli_cmd_quantize, &cli_cmd_config,   &cli_cmd_plugins,
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

@@ -1,10 +1,11 @@
-/* tools.h - what inspect, verify, tokenize, quantize, config, plan and doctor need beyond backplane.h.
+/* tools.h - what inspect, verify, tokenize, quantize, plugins, config, plan and doctor need beyond backplane.h.
  * UNSTABLE: may change in any release; public so that tools stay outside of core.
  * SPDX-License-Identifier: MIT */
 #ifndef BP_TOOLS_H
 #define BP_TOOLS_H
 
 #include "backplane/backplane.h"
+#include "backplane/plugin.h"
 
 BP_EXTERN_C_BEGIN
 
@@ -197,6 +198,50 @@ int32_t bp_token_info(const struct bp_model *m, int32_t id, uint32_t *out_type, 
 const char *bp_model_pre(const struct bp_model *m);
 const char *bp_model_chat_family(const struct bp_model *m);
 
+/* ---- plugins: what their files say; none of their code runs ---- */
+
+enum bp_plugin_status {
+    BP_PLUGIN_BUILT_IN = 0, /* in the program itself */
+    BP_PLUGIN_READY = 1,    /* nothing speaks against it until it is opened */
+    BP_PLUGIN_REFUSED = 2   /* cannot be used: see reason, why, mend */
+};
+enum {
+    BP_PLUGIN_HAS_NOTE = 1,   /* name, version, kind, ABI and interfaces come from its note */
+    BP_PLUGIN_HAS_ENTRY = 2,  /* exports bp_plugin_query_v1 */
+    BP_PLUGIN_STATIC_TLS = 4, /* wants static TLS, which a running process may not have left */
+    BP_PLUGIN_TEXTREL = 8,    /* writes to its own code while it is loaded */
+    BP_PLUGIN_UNIQUE = 16     /* exports a symbol that is one for the whole process (STB_GNU_UNIQUE) */
+};
+/* Texts are never NULL and live as long as the list. */
+struct bp_plugin_info {
+    struct bp_hdr h;
+    const char *name;    /* of the provider: NAME of [plugin.NAME] that names the file, else the plugin's own */
+    const char *version;
+    const char *file;    /* absolute path; "" when built in */
+    const char *ifaces;  /* "bp.quant bp.mla.decode" */
+    const char *reason;  /* "ABI", "LOAD", ... when refused, else "" */
+    const char *why;     /* one sentence when refused */
+    const char *mend;    /* the command that mends it, "" when none does */
+    const char *needed;  /* libraries it links, one blank between; what does not fit 511 bytes is left out */
+    const char *exports; /* symbols it exports besides the entry; likewise */
+    uint32_t status, flags;
+    uint32_t kind, abi_major, abi_minor; /* enum bp_plugin_kind of plugin.h */
+    uint32_t n_needed, n_exports, reserved;
+    uint64_t tls_bytes;
+};
+BP_NOPAD(struct bp_plugin_info, tls_bytes);
+
+struct bp_plugin_list;
+/* All that a session with this configuration would find, by name, then what is built in. Files in a folder that cannot
+ * be trusted are listed as refused. Errors: BP_E_CONFIG a folder of engine.plugin_path is relative or missing; BP_E_LIMIT;
+ * BP_E_NOMEM. */
+int32_t bp_plugin_list_open(const struct bp_config *cfg, struct bp_plugin_list **out, struct bp_error *err);
+/* One file, wherever it lies and whoever may write to it. Errors: BP_E_IO, BP_E_FORMAT an empty file, BP_E_NOMEM. */
+int32_t bp_plugin_list_file(const char *path, struct bp_plugin_list **out, struct bp_error *err);
+void bp_plugin_list_close(struct bp_plugin_list *l); /* accepts NULL */
+/* BP_DECLINED past the end. */
+int32_t bp_plugin_list_at(const struct bp_plugin_list *l, uint32_t i, struct bp_plugin_info *out);
+
 /* ---- configuration ---- */
 
 struct bp_config_entry {
@@ -214,6 +259,12 @@ struct bp_session_memory {
 };
 BP_NOPAD(struct bp_session_memory, scratch);
 void bp_session_memory(const struct bp_session *s, struct bp_session_memory *out);
+
+/* ---- the reference backend ---- */
+
+/* Entry function of the reference backend, which is built in and defines right: whoever calls it is a host like the
+ * engine, with a host table of its own. Never NULL. */
+bp_plugin_query_fn bp_reference_query(void);
 
 BP_EXTERN_C_END
 #endif
