@@ -123,6 +123,11 @@ int32_t bpi_file_read(const char *path, size_t max_bytes, char **out, size_t *ou
 /* Writes to PATH.tmp.PID and renames; nothing half-written is left under either name on failure. */
 int32_t bpi_file_write(const char *path, const void *data, size_t n, struct bp_error *err);
 
+/* open and fsync; on network and other slow file systems a signal can end them before they did anything: then they are
+ * made once more. */
+int bpi_open_again(const char *path, int flags, unsigned mode);
+int bpi_fsync_again(int fd);
+
 /* Read-only mapping of a regular file. Errors as bpi_file_read; an empty file is BP_E_FORMAT. */
 struct bpi_map {
     const unsigned char *data;

@@ -25,15 +25,15 @@ static int32_t fail_errno(struct bp_error *err, const char *path, const char *wh
     return BP_E_IO;
 }
 
-/* On network and other slow file systems a signal can end these calls before they did anything: then once more. */
-static int open_again(const char *path, int flags, mode_t mode)
+int bpi_open_again(const char *path, int flags, unsigned mode)
 {
     int fd;
     do fd = open(path, flags, mode);
     while (fd < 0 && errno == EINTR);
     return fd;
 }
-static int fsync_again(int fd)
+
+int bpi_fsync_again(int fd)
 {
     int rc;
     do rc = fsync(fd);
@@ -45,7 +45,7 @@ static int fsync_again(int fd)
 static int32_t open_regular(const char *path, int *out_fd, struct stat *out, struct bp_error *err)
 {
     struct stat st;
-    int fd = open_again(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
+    int fd = bpi_open_again(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0) return fail_errno(err, path, "the file cannot be opened");
     int32_t rc;
     if (fstat(fd, &st) != 0) {
@@ -127,7 +127,8 @@ static int32_t write_all(int fd, const char *path, const void *data, size_t n, s
         at += (size_t)put;
     }
     /* Without this a crash of the machine could leave the new name on an empty file. */
-    if (fsync_again(fd) != 0) return fail_errno(err, path, "the file cannot be brought to disk");
+    if (bpi_fsync_again(fd) != 0)
+        return fail_errno(err, path, "the file cannot be brought to disk");
     return BP_OK;
 }
 
@@ -136,7 +137,7 @@ static int32_t write_and_rename(const char *path, const char *tmp, const void *d
                                 struct bp_error *err)
 {
     /* O_EXCL: never write through a link or into a file that somebody else is filling. */
-    int fd = open_again(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = bpi_open_again(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0 && errno == EEXIST) {
         return bpi_fail(
             err, BP_E_IO, DOMAIN, tmp,

@@ -173,7 +173,7 @@ static int32_t create_temporary(struct bpi_gguf_saving *s, struct bp_error *err)
             err, BP_E_IO, BPI_GGUF_DOMAIN, s->path,
             "this is a directory, a device or a pipe; name a regular file or a new one");
     /* O_EXCL: never write through a link or into a file that somebody else is filling. */
-    s->fd = open(s->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    s->fd = bpi_open_again(s->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (s->fd < 0 && errno == EEXIST)
         return bpi_fail(
             err, BP_E_IO, BPI_GGUF_DOMAIN, s->tmp,
@@ -244,10 +244,13 @@ static int32_t finish_file(struct bpi_gguf_writer *w, struct bp_error *err)
                         (unsigned long long)w->tensors[s->tensor].n_bytes,
                         (unsigned long long)s->at);
     /* Otherwise a crash of the machine could leave the new name on an unfinished file. */
-    if (fsync(s->fd) != 0) return fail_errno(err, s->path, "the file cannot be brought to disk");
+    if (bpi_fsync_again(s->fd) != 0)
+        return fail_errno(err, s->path, "the file cannot be brought to disk");
     int fd = s->fd;
     s->fd = -1;
-    if (close(fd) != 0) return fail_errno(err, s->path, "the file cannot be closed");
+    /* A close that a signal interrupts has closed, and everything is on the disk by then. */
+    if (close(fd) != 0 && errno != EINTR)
+        return fail_errno(err, s->path, "the file cannot be closed");
     if (rename(s->tmp, s->path) != 0)
         return fail_errno(err, s->path, "the finished file cannot be given its name");
     return BP_OK;
