@@ -319,6 +319,87 @@ START_TEST(failing_in_the_middle)
 }
 END_TEST
 
+/* ---- in pieces ---- */
+
+static const unsigned char bytes[100] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17};
+
+static void create_shapes(void)
+{
+    create();
+    (void)bpi_gguf_put_u32(w, "k", 1);
+    (void)bpi_gguf_put_shape(w, "a", BP_GGUF_I8, 1, (const int64_t[]){33});
+    (void)bpi_gguf_put_shape(w, "none", BP_GGUF_F32, 1, (const int64_t[]){0});
+    (void)bpi_gguf_put_shape(w, "b", BP_GGUF_I8, 2, (const int64_t[]){5, 7});
+    ck_assert_int_eq(bpi_gguf_writer_status(w, &err), BP_OK);
+}
+
+/* Pieces of any size, across the ends of tensors, give the file that whole tensors give, of the size that was told. */
+START_TEST(pieces_of_any_size)
+{
+    struct stat st;
+    char *whole = NULL;
+    size_t n = 0;
+    create();
+    (void)bpi_gguf_put_u32(w, "k", 1);
+    (void)bpi_gguf_put_tensor(w, "a", BP_GGUF_I8, 1, (const int64_t[]){33}, bytes, 33);
+    (void)bpi_gguf_put_tensor(w, "none", BP_GGUF_F32, 1, (const int64_t[]){0}, NULL, 0);
+    (void)bpi_gguf_put_tensor(w, "b", BP_GGUF_I8, 2, (const int64_t[]){5, 7}, bytes + 33, 35);
+    save("whole.gguf");
+    bpi_gguf_writer_destroy(w);
+    ck_assert_int_eq(bpi_file_read("whole.gguf", 10000, &whole, &n, &err), BP_OK);
+    create_shapes();
+    ck_assert_uint_eq(bpi_gguf_writer_bytes(w), n);
+    for (uint64_t step = 1; step <= 68; ++step) {
+        ck_assert_int_eq(bpi_gguf_writer_begin(w, "pieces.gguf", &err), BP_OK);
+        for (uint64_t at = 0; at < 68; at += step) {
+            uint64_t take = 68 - at < step ? 68 - at : step;
+            ck_assert_int_eq(bpi_gguf_writer_append(w, bytes + at, take, &err), BP_OK);
+            ck_assert_int_ne(stat("pieces.gguf", &st), 0);
+        }
+        ck_assert_msg(bpi_gguf_writer_finish(w, &err) == BP_OK, "%s", err.msg);
+        expect_bytes("pieces.gguf", whole, n);
+        ck_assert_int_eq(unlink("pieces.gguf"), 0);
+    }
+    bpi_gguf_writer_destroy(w);
+    bpi_free(whole);
+    ck_assert_int_eq(unlink("whole.gguf"), 0);
+}
+END_TEST
+
+START_TEST(pieces_out_of_order)
+{
+    char tmp[64];
+    struct stat st;
+    snprintf(tmp, sizeof tmp, "p.gguf.tmp.%ld", (long)getpid());
+    create_shapes();
+    ck_assert_int_eq(bpi_gguf_writer_append(w, bytes, 1, NULL), BP_E_ARG); /* nothing was begun */
+    ck_assert_int_eq(bpi_gguf_writer_finish(w, NULL), BP_E_ARG);
+    ck_assert_int_eq(bpi_gguf_writer_save(w, "p.gguf", &err), BP_E_ARG); /* there is no data */
+    ck_assert_ptr_nonnull(strstr(err.msg, "without its data"));
+    err = (struct bp_error)BP_ERROR_INIT;
+
+    ck_assert_int_eq(bpi_gguf_writer_begin(w, "p.gguf", &err), BP_OK);
+    ck_assert_int_eq(stat(tmp, &st), 0);
+    ck_assert_uint_ge((uint64_t)st.st_size, 100);
+    ck_assert_int_eq(bpi_gguf_writer_append(w, bytes, 69, &err), BP_E_ARG); /* one too many */
+    bpi_gguf_writer_abandon(w);
+    ck_assert_int_ne(stat(tmp, &st), 0);
+
+    err = (struct bp_error)BP_ERROR_INIT;
+    ck_assert_int_eq(bpi_gguf_writer_begin(w, "p.gguf", &err), BP_OK);
+    ck_assert_int_eq(bpi_gguf_writer_append(w, bytes, 67, &err), BP_OK);
+    ck_assert_int_eq(bpi_gguf_writer_finish(w, &err), BP_E_ARG); /* one too few */
+    ck_assert(strcmp(err.where, "b") == 0 && strstr(err.msg, "35 bytes and 34") != NULL);
+    ck_assert_int_ne(stat(tmp, &st), 0);
+
+    err = (struct bp_error)BP_ERROR_INIT;
+    ck_assert_int_eq(bpi_gguf_writer_begin(w, "p.gguf", &err), BP_OK);
+    ck_assert_int_eq(bpi_gguf_writer_begin(w, "p.gguf", &err), BP_OK); /* drops the first */
+    bpi_gguf_writer_destroy(w);
+    ck_assert(stat(tmp, &st) != 0 && stat("p.gguf", &st) != 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("gguf_write");
@@ -328,6 +409,8 @@ int main(void)
     tcase_add_test(c, metadata_alone);
     tcase_add_test(c, copies_of_real_files);
     tcase_add_test(c, copy_of_every_kind);
+    tcase_add_test(c, pieces_of_any_size);
+    tcase_add_test(c, pieces_out_of_order);
     tcase_add_test(c, alignment_of_the_source);
     tcase_add_loop_test(c, refused_puts, 0, (int)BPI_ARRAY_LEN(refusals));
     tcase_add_test(c, places_that_refuse);
