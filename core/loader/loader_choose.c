@@ -109,6 +109,18 @@ static int32_t ask_plugin(struct walk *w, const struct bpi_plugin *p, struct bp_
     return BP_OK;
 }
 
+/* Once per plugin and loader: it was passed over, and would have been asked. */
+static void tell_refused(const struct walk *w, struct bpi_found *f)
+{
+    struct bpi_buf b = {0};
+    if (f->told) return;
+    f->told = 1;
+    bpi_refusal_format(&f->why, &b);
+    bpi_logf(w->l->env.log, BPI_LOG_WARN, "loader", "%s: plugin %s (%s) is passed over: %s",
+             w->where, f->name, f->path, b.data != NULL ? b.data : "");
+    bpi_buf_free(&b);
+}
+
 /* A plugin in a file. What cannot be used is kept with its reason; whether that is an error, the caller knows. */
 static int32_t ask_found(struct walk *w, struct bpi_found *f, struct bp_error *err)
 {
@@ -145,6 +157,7 @@ static int32_t ask_all(struct walk *w, struct bp_error *err)
         struct bpi_found *f = l->found[i];
         if (!may_offer(f, w->iface) || was_asked(w, f->name)) continue;
         BP_TRY(ask_found(w, f, err));
+        if (f->state == BPI_FOUND_REFUSED) tell_refused(w, f);
     }
     for (const struct bpi_plugin *p = l->newest; p != NULL && n < MAX_FIXED; p = p->older) {
         if (!is_found(l, p->name)) fixed[n++] = p;
@@ -189,8 +202,9 @@ static int32_t ask_named(struct walk *w, const char *name, struct bp_error *err)
         if (f->state == BPI_FOUND_READY && f->file.note.kind == BP_KIND_WRAPPER)
             return refuse_wrapper(w, name, err);
         BP_TRY(ask_found(w, f, err));
-        if (f->state == BPI_FOUND_REFUSED && !falls_back(w))
-            return bpi_found_fail(f, w->where, err);
+        if (f->state != BPI_FOUND_REFUSED) return BP_OK;
+        if (!falls_back(w)) return bpi_found_fail(f, w->where, err);
+        tell_refused(w, f);
         return BP_OK;
     }
     if (p->desc->kind != BP_KIND_BACKEND) return refuse_wrapper(w, name, err);

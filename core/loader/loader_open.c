@@ -257,11 +257,6 @@ int32_t bpi_found_open(struct bpi_loader *l, struct bpi_found *f, struct bp_erro
     if (rc != BP_DECLINED) return rc;
     /* Once is enough: its constructors have run, and the answer would be the same for every slot and layer. */
     f->state = BPI_FOUND_REFUSED;
-    struct bpi_buf b = {0};
-    bpi_refusal_format(&f->why, &b);
-    bpi_logf(l->env.log, BPI_LOG_WARN, "loader", "plugin %s (%s) cannot be used: %s", f->name,
-             f->path, b.data != NULL ? b.data : "");
-    bpi_buf_free(&b);
     return BP_DECLINED;
 }
 

@@ -395,21 +395,6 @@ static void settle_names(struct bpi_loader *l)
     }
 }
 
-/* What a section names was meant to be used; what merely lies in a folder is told too, because auto passes it over. */
-static void tell_refused(const struct bpi_loader *l)
-{
-    for (size_t i = 0; i < l->n_found; ++i) {
-        const struct bpi_found *f = l->found[i];
-        struct bpi_buf b = {0};
-        if (f->state != BPI_FOUND_REFUSED) continue;
-        bpi_refusal_format(&f->why, &b);
-        bpi_logf(l->env.log, f->shadowed ? BPI_LOG_INFO : BPI_LOG_WARN, "loader",
-                 "plugin %s (%s) cannot be used: %s", f->name, f->path,
-                 b.data != NULL ? b.data : "");
-        bpi_buf_free(&b);
-    }
-}
-
 int32_t bpi_loader_scan(struct bpi_loader *l, bool strict, struct bp_error *err)
 {
     struct folders folders = {.n = 0};
@@ -421,7 +406,6 @@ int32_t bpi_loader_scan(struct bpi_loader *l, bool strict, struct bp_error *err)
     if (rc != BP_OK) return rc;
     if (l->n_found != 0) qsort(l->found, l->n_found, sizeof(struct bpi_found *), by_name);
     settle_names(l);
-    tell_refused(l);
     return BP_OK;
 }
 

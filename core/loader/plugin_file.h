@@ -64,15 +64,17 @@ struct bpi_found {
     uint32_t state;      /* enum bpi_found_state */
     uint32_t named;      /* a section names the file */
     uint32_t shadowed;   /* another file of this name comes first, and this one is never used */
+    uint32_t told;       /* a warning was logged that it is passed over */
     uint32_t folder, order; /* which folder of the search, and which of all finds: only to sort by */
     struct bpi_plugin_file file;
     struct bpi_refusal why; /* REFUSED */
 };
 
-/* Finds the plugins: [plugin.NAME] file = ..., then the folders of engine.plugin_path or the default ones. Call it once,
- * after the static plugins are registered. Sorted by name; of one name the one that counts is first.
- * strict: a folder of engine.plugin_path that cannot be trusted is an error (BP_E_CONFIG); otherwise the files in it are
- * merely refused. Errors also: BP_E_CONFIG a relative or missing folder of engine.plugin_path; BP_E_LIMIT; BP_E_NOMEM. */
+/* Finds the plugins: [plugin.NAME] file = ..., then the folders of engine.plugin_path or the default ones. Call it
+ * once, after the static plugins are registered. Sorted by name; of one name the one that counts is first.
+ * strict: a folder of engine.plugin_path that cannot be trusted, or a file of a section that is in no folder, is an error
+ * (BP_E_CONFIG); otherwise such files are merely refused. Errors also: BP_E_CONFIG a relative or missing folder of
+ * engine.plugin_path, a section with an impossible name; BP_E_LIMIT; BP_E_NOMEM. */
 int32_t bpi_loader_scan(struct bpi_loader *l, bool strict, struct bp_error *err);
 size_t bpi_loader_n_found(const struct bpi_loader *l);
 const struct bpi_found *bpi_loader_found(const struct bpi_loader *l, size_t i);
