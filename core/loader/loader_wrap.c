@@ -56,8 +56,8 @@ int32_t bpi_flat_wrapped(struct bpi_bound_op *op, struct bp_error *err)
     memcpy(relayed, relays, FIRST_SLOT * sizeof(void *));
     for (uint32_t i = FIRST_SLOT; i < size / sizeof(void *); ++i) {
         const uint32_t at = i * (uint32_t)sizeof(void *);
+        if (!bpi_table_has(below, at)) continue; /* nothing to wrap; still missed where it is needed */
         const bool mine = bpi_table_has(own, at);
-        if (!mine && !bpi_table_has(below, at)) continue;
         memcpy(merged + at, (const unsigned char *)(mine ? own : below) + at, sizeof(void *));
         memcpy(relayed + at, (const unsigned char *)relays + at, sizeof(void *));
         op->flat.self[i] = mine ? op->made.self : op->inner->flat.self[i];
