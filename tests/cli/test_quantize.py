@@ -136,6 +136,24 @@ class Quantize(CliCase):
         self.assertIn(b"there is no room for the", done.stderr)
         self.assertEqual(os.listdir(self.tmp), [])
 
+    def test_larger_than_the_disk(self):
+        """8 TiB of holes become 16: refused at once, and the disk is not filled to find out."""
+        shape = [1 << 20, 1 << 22]
+        source = self.file("holes.gguf", tiny_gguf.write({"general.architecture": "test"},
+                                                         [("blk.0.ffn_up.weight", shape, tiny_gguf.BF16, b"")]))
+        try:
+            os.truncate(source, os.path.getsize(source) + 2 * shape[0] * shape[1])
+        except OSError as error:
+            self.skipTest(f"the file system takes no file of 8 TiB ({error})")
+        disk = os.statvfs(self.tmp)
+        if disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= 4 * shape[0] * shape[1]:
+            self.skipTest("the file system has room for 16 TiB, or does not tell")
+        start = time.monotonic()
+        self.refused("quantize", source, self.out, "F32", says=("there is no room for the 17592186044", "No space left"),
+                     code="E_IO")
+        self.assertLess(time.monotonic() - start, 20)
+        self.assertEqual(os.listdir(self.tmp), ["holes.gguf"])
+
     def test_nan_in_a_weight(self):
         data = bytearray(read(ZOO_V3))
         dims, _, at, _ = tiny_gguf.Reader(bytes(data)).tensors["blk.1.attn_output.weight"]

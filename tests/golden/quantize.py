@@ -110,7 +110,7 @@ class Driver:
         if os.path.getsize(path) != os.path.getsize(published):
             sys.exit(f"FAIL: {os.path.getsize(path)} bytes, the published file has {os.path.getsize(published)}")
         text = os.path.join(self.source, "tests", "data", "text", "stories-heldout.txt")
-        ppl = [json.loads(run(self.backplane, "ppl", "-m", p, "-f", text, "-C", "512", "--chunks", "1" if sanitized else
+        ppl = [json.loads(run(self.backplane, "ppl", "-m", p, "-f", text, "-C", "512", "--chunks", "8" if sanitized else
                               str(CHUNKS), "--json"))["ppl"] for p in (path, published)]
         ratio = ppl[0] / ppl[1] - 1
         print(f"perplexity {ppl[0]:.4f}, published {ppl[1]:.4f}: {100 * ratio:+.2f} %")

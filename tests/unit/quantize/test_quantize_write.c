@@ -16,7 +16,7 @@ static void *expected_bytes(const struct bpi_gguf_tensor *t, uint32_t to, uint64
         *out_n = t->n_bytes;
         void *copy = malloc(t->n_bytes + 1);
         ck_assert_ptr_nonnull(copy);
-        memcpy(copy, t->data, t->n_bytes);
+        if (t->n_bytes > 0) memcpy(copy, t->data, t->n_bytes);
         return copy;
     }
     float *x = malloc((n + 1) * sizeof *x);
