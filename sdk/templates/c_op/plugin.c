@@ -11,7 +11,7 @@
 
 enum {
     SLICES = 16, /* parts of scratch, so at most this many threads work on one call */
-    LANES = 8,   /* partial sums of a dot product: more exact than one, and the compiler can vectorise them */
+    LANES = 8,   /* partial sums of a dot product: more exact than one, and open to vector units */
     MAX_DIM = 1 << 16
 };
 
@@ -90,7 +90,8 @@ static float dot(const float *a, const float *b, int64_t n)
         for (int64_t j = 0; j < LANES; ++j) part[j] += a[i + j] * b[i + j];
     }
     for (; i < n; ++i) part[i % LANES] += a[i] * b[i];
-    return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+    return ((part[0] + part[1]) + (part[2] + part[3])) +
+           ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
 /* Softmax of one query over keys that arrive one at a time: the sums are kept relative to the largest score so far. */
@@ -112,7 +113,8 @@ static void softmax_add(struct softmax *s, float score, const float *value, floa
 }
 
 /* The token slot of the row's at-th key: from its list, or by position from the block table; -1 means skip. */
-static int64_t key_slot(const struct bp_mla_decode_args *a, const int32_t *list, int64_t seq, int64_t at)
+static int64_t key_slot(const struct bp_mla_decode_args *a, const int32_t *list, int64_t seq,
+                        int64_t at)
 {
     const struct bp_mla_meta *m = a->meta->common;
     if (list != NULL) return list[at];
@@ -180,14 +182,15 @@ static uint32_t pool_dtype(const struct bp_tensor *pool, int64_t width)
     static const uint32_t dtypes[] = {BP_DT_BF16, BP_DT_F16, BP_DT_F32};
     char name[32];
     for (uint32_t i = 0; i < BP_LEN(dtypes); ++i) {
-        if (bp_layout_name(name, "mla", dtypes[i], (uint64_t)width) == pool->layout_id) return dtypes[i];
+        if (bp_layout_name(name, "mla", dtypes[i], (uint64_t)width) == pool->layout_id)
+            return dtypes[i];
     }
     return BP_DT_NONE;
 }
 
 /* Step 6: the slots. plan() prepares a work list once per step; this op needs none. */
-static int32_t decode_plan(void *self, const struct bp_launch *l, const struct bp_mla_decode_meta *m,
-                           struct bp_error *err)
+static int32_t decode_plan(void *self, const struct bp_launch *l,
+                           const struct bp_mla_decode_meta *m, struct bp_error *err)
 {
     (void)self, (void)l, (void)m, (void)err;
     return BP_OK;
@@ -208,8 +211,9 @@ static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp
     bp_area_of(&area, l->scratch, l->scratch_bytes);
     take_scratch(&area, (uint64_t)j.width, (uint64_t)j.latent, &j.s);
     if (area.bad != 0) {
-        return bp_error_number(err, BP_E_ARG, NAME, "mla.decode run", "only ", (int64_t)l->scratch_bytes,
-                               " bytes of scratch were given; ask workspace() with the largest problem");
+        return bp_error_number(
+            err, BP_E_ARG, NAME, "mla.decode run", "only ", (int64_t)l->scratch_bytes,
+            " bytes of scratch were given; ask workspace() with the largest problem");
     }
     bp_parallel_for(p->host, SLICES, 1, run_slices, &j);
     return BP_OK;
@@ -224,7 +228,8 @@ static const struct bp_mla_decode_ops decode_ops = {
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
     struct plugin *p = bp_alloc(host, 1, sizeof *p);
-    if (p == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
+    if (p == NULL)
+        return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
     p->host = host;
     *plugin = p;
     return BP_OK;
@@ -236,22 +241,24 @@ static void plugin_close(void *plugin)
     bp_free(p->host, p);
 }
 
-static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry, const struct bp_device *dev,
-                                const struct bp_op_ref *inner, uint32_t n_inner, struct bp_op_ref *out,
-                                struct bp_error *err)
+static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
+                                const struct bp_device *dev, const struct bp_op_ref *inner,
+                                uint32_t n_inner, struct bp_op_ref *out, struct bp_error *err)
 {
     (void)inner;
     if (strcmp(entry->iface, "bp.mla.decode") != 0) {
-        return bp_error_set(err, BP_DECLINED, NAME, entry->iface, "this plugin does not offer the interface");
+        return bp_error_set(err, BP_DECLINED, NAME, entry->iface,
+                            "this plugin does not offer the interface");
     }
     if (n_inner != 0) {
         return bp_error_number(err, BP_E_ARG, NAME, entry->iface, "a backend wraps nothing, and ",
                                n_inner, " inner ops were given");
     }
     if (dev != NULL && dev->kind != BP_DEV_HOST) {
-        return bp_error_set(err, BP_DECLINED, NAME, entry->iface,
-                            "this op computes on the CPU; set engine.device = cpu, or name a provider for "
-                            "the device");
+        return bp_error_set(
+            err, BP_DECLINED, NAME, entry->iface,
+            "this op computes on the CPU; set engine.device = cpu, or name a provider for "
+            "the device");
     }
     out->vt = &decode_ops.base;
     out->self = plugin;
@@ -267,7 +274,6 @@ static void plugin_op_destroy(void *plugin, struct bp_op_ref *op)
 
 /* Step 8: note, descriptor and entry, all from this one list. */
 BP_PLUGIN(BP_KIND_BACKEND, NAME, "1.0.0",
-          BP_ABOUT("your name", "MIT", "mla.decode in plain C, f32 sums"),
-          BP_NO_CUDA, BP_NO_KEYS,
+          BP_ABOUT("your name", "MIT", "mla.decode in plain C, f32 sums"), BP_NO_CUDA, BP_NO_KEYS,
           BP_HOOKS(plugin_open, plugin_close, plugin_op_create, plugin_op_destroy),
           ("bp.mla.decode", "plain"));

@@ -29,7 +29,8 @@ static int32_t dense_supports(void *self, const void *problem, struct bp_verdict
     const struct op *o = self;
     const struct bp_dense_problem *p = problem;
     if (!bp_verdict_begin(v, &p->h, BP_END(struct bp_dense_problem, k))) return BP_OK;
-    bp_want_of(v, BP_R_ARCH, "cc", (int64_t)o->dev->cc_major * 10 + o->dev->cc_minor, served, BP_LEN(served));
+    bp_want_of(v, BP_R_ARCH, "cc", (int64_t)o->dev->cc_major * 10 + o->dev->cc_minor, served,
+               BP_LEN(served));
     bp_want_eq(v, BP_R_FEATURE, "op", p->op, BP_DENSE_OP_SILU_MUL);
     bp_want_dtype(v, "x_dtype", p->x_dtype, floats);
     bp_want_dtype(v, "y_dtype", p->y_dtype, floats);
@@ -46,14 +47,21 @@ static int32_t dense_workspace(void *self, const void *problem_max, struct bp_wo
 }
 
 /* Step 7: the slot: from the engine's arguments to the launch, and errors back. */
-static int32_t dense_silu_mul(void *self, const struct bp_launch *l, const struct bp_dense_pair_args *a,
-                              struct bp_error *err)
+static int32_t dense_silu_mul(void *self, const struct bp_launch *l,
+                              const struct bp_dense_pair_args *a, struct bp_error *err)
 {
     const struct op *o = self;
-    struct silu_mul_rows rows = {.a = a->a.data, .b = a->b.data, .y = a->y.data,
-                                 .a_stride = a->a.stride[0], .b_stride = a->b.stride[0],
-                                 .y_stride = a->y.stride[0], .n_rows = a->y.dim[0], .width = a->y.dim[1],
-                                 .a_dtype = a->a.dtype, .b_dtype = a->b.dtype, .y_dtype = a->y.dtype,
+    struct silu_mul_rows rows = {.a = a->a.data,
+                                 .b = a->b.data,
+                                 .y = a->y.data,
+                                 .a_stride = a->a.stride[0],
+                                 .b_stride = a->b.stride[0],
+                                 .y_stride = a->y.stride[0],
+                                 .n_rows = a->y.dim[0],
+                                 .width = a->y.dim[1],
+                                 .a_dtype = a->a.dtype,
+                                 .b_dtype = a->b.dtype,
+                                 .y_dtype = a->y.dtype,
                                  .sm_count = l->sm_limit != 0 ? l->sm_limit : o->dev->n_sm};
     int32_t native = 0;
     const char *text = "";
@@ -71,15 +79,16 @@ static int32_t dense_silu_mul(void *self, const struct bp_launch *l, const struc
     return rc;
 }
 
-static const struct bp_dense_ops dense_ops = {
-    .base = BP_OP_BASE(struct bp_dense_ops, matmul, "bp.dense", dense_supports, dense_workspace,
-                       bp_dense_tensors),
-    .silu_mul = dense_silu_mul};
+static const struct bp_dense_ops dense_ops = {.base = BP_OP_BASE(struct bp_dense_ops, matmul,
+                                                                 "bp.dense", dense_supports,
+                                                                 dense_workspace, bp_dense_tensors),
+                                              .silu_mul = dense_silu_mul};
 
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
     struct plugin *p = bp_alloc(host, 1, sizeof *p);
-    if (p == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
+    if (p == NULL)
+        return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
     p->host = host;
     *plugin = p;
     return BP_OK;
@@ -92,18 +101,19 @@ static void plugin_close(void *plugin)
 }
 
 /* The device is looked at in supports(), where a mismatch becomes a reason; here only its kind matters. */
-static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry, const struct bp_device *dev,
-                                const struct bp_op_ref *inner, uint32_t n_inner, struct bp_op_ref *out,
-                                struct bp_error *err)
+static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
+                                const struct bp_device *dev, const struct bp_op_ref *inner,
+                                uint32_t n_inner, struct bp_op_ref *out, struct bp_error *err)
 {
     struct plugin *p = plugin;
     (void)inner;
     if (strcmp(entry->iface, "bp.dense") != 0) {
-        return bp_error_set(err, BP_DECLINED, NAME, entry->iface, "this plugin does not offer the interface");
+        return bp_error_set(err, BP_DECLINED, NAME, entry->iface,
+                            "this plugin does not offer the interface");
     }
     if (n_inner != 0) {
-        return bp_error_number(err, BP_E_ARG, NAME, entry->iface, "a backend wraps nothing, and ", n_inner,
-                               " inner ops were given");
+        return bp_error_number(err, BP_E_ARG, NAME, entry->iface, "a backend wraps nothing, and ",
+                               n_inner, " inner ops were given");
     }
     if (dev == NULL || dev->kind != BP_DEV_CUDA) {
         return bp_error_set(err, BP_DECLINED, NAME, entry->iface,

@@ -8,7 +8,8 @@
 #include <cuda_runtime.h>
 #include <math.h>
 
-namespace {
+namespace
+{
 
 constexpr int THREADS = 256;
 

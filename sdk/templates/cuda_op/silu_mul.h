@@ -16,7 +16,8 @@ struct silu_mul_rows {
     int64_t a_stride, b_stride, y_stride, n_rows, width;
     uint32_t a_dtype, b_dtype, y_dtype, sm_count;
 };
-int32_t silu_mul_launch(const struct silu_mul_rows *rows, void *stream, int32_t *native, const char **text);
+int32_t silu_mul_launch(const struct silu_mul_rows *rows, void *stream, int32_t *native,
+                        const char **text);
 
 BP_EXTERN_C_END
 #endif

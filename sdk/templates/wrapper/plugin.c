@@ -36,8 +36,8 @@ static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp
     return counted(o, inner->run(o->inner.self, l, a, err));
 }
 
-static int32_t quant_matmul(void *self, const struct bp_launch *l, const struct bp_quant_matmul_args *a,
-                            struct bp_error *err)
+static int32_t quant_matmul(void *self, const struct bp_launch *l,
+                            const struct bp_quant_matmul_args *a, struct bp_error *err)
 {
     struct op *o = self;
     const struct bp_quant_ops *inner = (const struct bp_quant_ops *)o->inner.vt;
@@ -55,7 +55,8 @@ static const struct bp_quant_ops quant_ops = {
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
     struct plugin *p = bp_alloc(host, 1, sizeof *p);
-    if (p == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
+    if (p == NULL)
+        return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
     p->host = host;
     *plugin = p;
     return BP_OK;
@@ -67,22 +68,24 @@ static void plugin_close(void *plugin)
     bp_free(p->host, p);
 }
 
-static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry, const struct bp_device *dev,
-                                const struct bp_op_ref *inner, uint32_t n_inner, struct bp_op_ref *out,
-                                struct bp_error *err)
+static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
+                                const struct bp_device *dev, const struct bp_op_ref *inner,
+                                uint32_t n_inner, struct bp_op_ref *out, struct bp_error *err)
 {
     struct plugin *p = plugin;
     const int decode = strcmp(entry->iface, "bp.mla.decode") == 0;
     (void)dev; /* only counts, so any device will do */
     if (!decode && strcmp(entry->iface, "bp.quant") != 0) {
-        return bp_error_set(err, BP_DECLINED, NAME, entry->iface, "this wrapper does not know the interface");
+        return bp_error_set(err, BP_DECLINED, NAME, entry->iface,
+                            "this wrapper does not know the interface");
     }
     if (n_inner != 1 || inner[0].vt == NULL) {
-        return bp_error_number(err, BP_E_ARG, NAME, entry->iface, "a wrapper takes one inner op, and ",
-                               n_inner, " were given");
+        return bp_error_number(err, BP_E_ARG, NAME, entry->iface,
+                               "a wrapper takes one inner op, and ", n_inner, " were given");
     }
     struct op *o = bp_alloc(p->host, 1, sizeof *o);
-    if (o == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, entry->iface, "no memory for the wrapper");
+    if (o == NULL)
+        return bp_error_set(err, BP_E_NOMEM, NAME, entry->iface, "no memory for the wrapper");
     o->plugin = p;
     o->inner = inner[0];
     o->what = decode ? "mla.decode run" : "quant matmul";
@@ -111,7 +114,6 @@ static void plugin_op_destroy(void *plugin, struct bp_op_ref *op)
 }
 
 /* Step 5: note, descriptor and entry, all from this one list; it names the interfaces that can be wrapped. */
-BP_PLUGIN(BP_KIND_WRAPPER, NAME, "1.0.0", BP_ABOUT("your name", "MIT", "counts calls"),
-          BP_NO_CUDA, BP_NO_KEYS,
-          BP_HOOKS(plugin_open, plugin_close, plugin_op_create, plugin_op_destroy),
+BP_PLUGIN(BP_KIND_WRAPPER, NAME, "1.0.0", BP_ABOUT("your name", "MIT", "counts calls"), BP_NO_CUDA,
+          BP_NO_KEYS, BP_HOOKS(plugin_open, plugin_close, plugin_op_create, plugin_op_destroy),
           ("bp.mla.decode", "count"), ("bp.quant", "count"));
