@@ -182,7 +182,7 @@ int32_t bpi_loader_admit(struct bpi_loader *l, const char *name, const struct bp
 
 int32_t bpi_loader_register(struct bpi_loader *l, bp_plugin_query_fn query, struct bp_error *err)
 {
-    const struct bp_plugin_desc *desc;
+    const struct bp_plugin_desc *desc = NULL; /* gcc -O3 does not see that the query sets it */
     struct bpi_plugin *p;
     BP_TRY(bpi_loader_query(l, query, &desc, err));
     return bpi_loader_admit(l, desc->name, desc, &p, err);
