@@ -7,7 +7,7 @@ import subprocess
 
 from cli_case import CLI, CliCase, main, run
 
-COMMANDS = ["run", "verify", "tokenize", "detokenize", "inspect", "ppl", "quantize", "config"]
+COMMANDS = ["run", "verify", "tokenize", "detokenize", "inspect", "ppl", "quantize", "config", "plugins"]
 
 
 class Usage(CliCase):
