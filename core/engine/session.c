@@ -109,20 +109,20 @@ static int32_t open_backends(struct bp_session *s, struct bp_error *err)
     BP_TRY(bpi_loader_create(&env, &s->loader, err));
     BP_TRY(find_plugins(s, err));
     BP_TRY(check_layers(s, err));
-    BP_TRY(bpi_session_bind(s, err));
-    struct bp_coll_setup setup = {
-        .h = BP_HDR(struct bp_coll_setup, key), .world = 1, .key = "model"};
-    return BPI_CALL(s->coll, bp_coll_ops, comm_create, &setup, &s->comm, err);
+    return bpi_session_bind(s, err);
 }
 
-int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
-                        const struct bp_callbacks *cb, struct bp_session **out,
-                        struct bp_error *err)
+static int32_t create_comm(struct bp_session *s, struct bp_error *err)
 {
-    *out = NULL;
-    if (bpi_model_headers_only(m->m))
-        return bpi_fail(err, BP_E_ARG, "engine", m->path,
-                        "the model was opened for its headers only; open it with bp_model_open");
+    struct bp_coll_setup setup = {
+        .h = BP_HDR(struct bp_coll_setup, key), .world = 1, .key = "model"};
+    return BPI_RUN(s->coll, -1, bp_coll_ops, comm_create, &setup, &s->comm);
+}
+
+static int32_t create_session(struct bp_model *m, const struct bp_config *cfg,
+                              const struct bp_callbacks *cb, struct bp_session **out,
+                              struct bp_error *err)
+{
     struct bp_session *s = bpi_calloc(1, sizeof(*s));
     if (s == NULL) return bpi_fail_nomem(err, "engine", sizeof(*s));
     s->model = m;
@@ -133,9 +133,24 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
     if (cb != NULL) s->cb = *cb;
     s->log = bpi_engine_log(cfg, cb);
     atomic_init(&s->interrupted, 0);
+    *out = s;
+    return BP_OK;
+}
+
+int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
+                        const struct bp_callbacks *cb, struct bp_session **out,
+                        struct bp_error *err)
+{
+    struct bp_session *s;
+    *out = NULL;
+    if (bpi_model_headers_only(m->m))
+        return bpi_fail(err, BP_E_ARG, "engine", m->path,
+                        "the model was opened for its headers only; open it with bp_model_open");
+    BP_TRY(create_session(m, cfg, cb, &s, err));
     int32_t rc;
     BP_TRY_GOTO(rc, read_limits(s, err), fail);
     BP_TRY_GOTO(rc, open_backends(s, err), fail);
+    BP_TRY_GOTO(rc, create_comm(s, err), fail);
     BP_TRY_GOTO(rc, bpi_session_buffers(s, err), fail);
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_prepare(s, err), fail);
@@ -149,6 +164,25 @@ fail:
     return rc;
 }
 
+int32_t bp_explain(struct bp_model *m, const struct bp_config *cfg, const struct bp_callbacks *cb,
+                   struct bp_decisions **out, struct bp_error *err)
+{
+    struct bp_session *s;
+    *out = NULL;
+    BP_TRY(create_session(m, cfg, cb, &s, err));
+    int32_t rc = read_limits(s, err);
+    if (rc == BP_OK) rc = open_backends(s, err);
+    *out = s->decisions; /* they depend on nothing of the session */
+    s->decisions = NULL;
+    bp_session_close(s);
+    return rc;
+}
+
+const struct bp_decisions *bp_session_decisions(const struct bp_session *s)
+{
+    return s->decisions;
+}
+
 void bp_session_close(struct bp_session *s)
 {
     if (s == NULL) return;
@@ -159,6 +193,7 @@ void bp_session_close(struct bp_session *s)
     bpi_loader_destroy(s->loader);
     bpi_pool_destroy(s->pool);
     bpi_free(s->choices);
+    bp_decisions_close(s->decisions);
     bpi_arena_free(&s->taps.arena);
     bpi_arena_free(&s->arena);
     s->model->n_sessions--;

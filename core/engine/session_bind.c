@@ -2,10 +2,9 @@
  * A weight's provider is chosen weight by weight in the plain form; whether a whole site runs in one fused call is asked
  * afterwards. SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
+#include "block/block.h"
 #include <stdio.h>
 #include <string.h>
-
-enum { MAX_CANDIDATES = 16 };
 
 static const struct {
     const char *slot, *iface;
@@ -24,6 +23,11 @@ static const struct {
 const char *bpi_slot_name(uint32_t slot)
 {
     return slot_table[slot].slot;
+}
+
+const char *bpi_slot_iface(uint32_t slot)
+{
+    return slot_table[slot].iface;
 }
 
 /* Rows of the choice table: one per slot, provider and unbroken run of layers. */
@@ -53,6 +57,36 @@ static int32_t note_choice(struct bp_session *s, uint32_t slot, const char *prov
     return BP_OK;
 }
 
+/* The last words of an interface name are the slot's. */
+static const char *slot_of_iface(const char *iface)
+{
+    return strncmp(iface, "bp.", 3) == 0 ? iface + 3 : iface;
+}
+
+/* The provider's own sentence stays, behind who it was. Its texts may lack their NUL, and it may have said nothing. */
+int32_t bpi_op_failed(const struct bpi_bound *op, int32_t layer, const char *fn, int32_t rc,
+                      struct bp_error *err)
+{
+    char where[64], at[sizeof(err->where)], msg[sizeof(err->msg)];
+    const char *slot = slot_of_iface(op->vt->iface);
+    if (err == NULL) return rc;
+    const bool said = err->code != BP_OK && err->msg[0] != '\0';
+    const int32_t native = err->native;
+    err->msg[sizeof(err->msg) - 1] = err->where[sizeof(err->where) - 1] = '\0';
+    (void)snprintf(msg, sizeof(msg), "%s", said ? err->msg : "failed and gave no reason");
+    (void)snprintf(at, sizeof(at), "%s", said ? err->where : "");
+    const bool tells = at[0] != '\0' && strstr(msg, at) == NULL;
+    if (layer >= 0)
+        (void)snprintf(where, sizeof(where), "slot %s, layer %d", slot, layer);
+    else
+        (void)snprintf(where, sizeof(where), "slot %s", slot);
+    bpi_error_clear(err);
+    bpi_fail(err, rc, op->provider, where, "%s, provider %s, %s: %s%s%s", where, op->provider, fn,
+             tells ? at : "", tells ? ": " : "", msg);
+    err->native = native;
+    return rc;
+}
+
 static void grow_workspace(struct bp_workspace *ws, const struct bp_workspace *more)
 {
     if (more->persistent_bytes > ws->persistent_bytes)
@@ -65,7 +99,8 @@ static void grow_workspace(struct bp_workspace *ws, const struct bp_workspace *m
 }
 
 int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider,
-                          const void *problem, struct bpi_bound **out, struct bp_error *err)
+                          const void *problem, struct bpi_bound **out, struct bp_workspace *out_ws,
+                          struct bp_error *err)
 {
     struct bpi_bound *b = NULL;
     for (uint32_t i = 0; i < s->n_bound && b == NULL; ++i) {
@@ -92,21 +127,74 @@ int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, con
     struct bp_workspace ws = {.h = BP_HDR(struct bp_workspace, persistent_zeroed)};
     BP_TRY(ref->vt->workspace(ref->self, problem, &ws, err));
     grow_workspace(&b->ws, &ws);
+    if (out_ws != NULL) *out_ws = ws;
     *out = b;
     return BP_OK;
 }
 
-int32_t bpi_session_choose(struct bp_session *s, uint32_t slot, int32_t layer, const void *problem,
-                           struct bpi_bound **out, struct bp_error *err)
+int32_t bpi_session_ask(struct bp_session *s, struct bpi_question *q, struct bp_error *err)
 {
-    size_t n = 0, chosen = 0;
-    struct bp_op_ref ref;
-    BP_TRY(bpi_loader_choose(s->loader, slot_table[slot].slot, slot_table[slot].iface, layer,
-                             &s->device, problem, s->cands, MAX_CANDIDATES, &n, &chosen, &ref,
-                             err));
-    const char *provider = s->cands[chosen].provider;
-    BP_TRY(bpi_session_bound(s, &ref, provider, problem, out, err));
-    return note_choice(s, slot, provider, layer, err);
+    if (q->cands == NULL) q->cands = s->cands;
+    q->row = BPI_NO_ROW;
+    q->n_cands = 0;
+    q->asked = true;
+    return bpi_loader_choose(s->loader, slot_table[q->slot].slot, slot_table[q->slot].iface,
+                             q->layer, &s->device, q->problem, q->cands, BPI_MAX_CANDIDATES,
+                             &q->n_cands, &q->chosen, &q->ref, err);
+}
+
+static int32_t note_answers(struct bp_session *s, struct bpi_question *q, int32_t chosen,
+                            const struct bp_workspace *ws, struct bp_error *err)
+{
+    const struct bpi_answers a = {.slot = slot_table[q->slot].slot,
+                                  .iface = slot_table[q->slot].iface,
+                                  .what = q->what != NULL ? q->what : "",
+                                  .layer = q->layer,
+                                  .cands = q->cands,
+                                  .n_cands = q->n_cands,
+                                  .chosen = chosen,
+                                  .on_host = chosen >= 0 && q->cands[chosen].on_host != 0,
+                                  .ws = ws,
+                                  .file_bytes = q->file_bytes};
+    return bpi_decisions_note(s->decisions, s->loader, s->config, &a, &q->row, err);
+}
+
+int32_t bpi_session_note_failure(struct bp_session *s, struct bpi_question *q, struct bp_error *err)
+{
+    const size_t n = q->n_cands;
+    const bool served = n > 0 && q->cands[n - 1].verdict.level != BP_V_NO;
+    return note_answers(s, q, served ? (int32_t)n - 1 : -1, NULL, err);
+}
+
+int32_t bpi_session_settle(struct bp_session *s, struct bpi_question *q, struct bpi_bound **out,
+                           struct bp_error *err)
+{
+    struct bp_workspace ws = {.align = 0};
+    const char *provider = q->cands[q->chosen].provider;
+    BP_TRY(bpi_session_bound(s, &q->ref, provider, q->problem, out, &ws, err));
+    BP_TRY(note_answers(s, q, (int32_t)q->chosen, &ws, err));
+    return note_choice(s, q->slot, provider, q->layer, err);
+}
+
+int32_t bpi_session_choose(struct bp_session *s, struct bpi_question *q, struct bpi_bound **out,
+                           struct bp_error *err)
+{
+    int32_t rc = bpi_session_ask(s, q, err);
+    if (rc == BP_OK) return bpi_session_settle(s, q, out, err);
+    struct bp_error ignored = BP_ERROR_INIT; /* the first failure is the one to tell */
+    (void)bpi_session_note_failure(s, q, &ignored);
+    return rc;
+}
+
+uint64_t bpi_session_file_bytes(const struct bp_session *s, const uint32_t *roles, size_t n,
+                                uint32_t layer)
+{
+    uint64_t sum = 0;
+    struct bp_raw raw;
+    for (size_t i = 0; i < n; ++i) {
+        if (bpi_model_raw(s->model->m, roles[i], layer, 0, 1, &raw)) sum += raw.n_bytes;
+    }
+    return sum;
 }
 
 /* ---- device ---- */
@@ -135,8 +223,10 @@ static int32_t bind_device(struct bp_session *s, struct bp_error *err)
     BP_TRY(parse_device(bpi_config_str(s->config, "engine", "device"), &p, err));
     s->device = (struct bp_device){
         .h = BP_HDR(struct bp_device, name), .kind = p.kind, .ordinal = p.ordinal};
-    BP_TRY(bpi_session_choose(s, BPI_SLOT_DEVICE, -1, &p, &s->device_op, err));
-    return BPI_CALL(s->device_op, bp_device_ops, props, &s->device, err);
+    struct bpi_question q = {.slot = BPI_SLOT_DEVICE, .layer = -1, .problem = &p};
+    BP_TRY(bpi_session_choose(s, &q, &s->device_op, err));
+    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, props, &s->device));
+    return bpi_decisions_device(s->decisions, &s->device, err);
 }
 
 /* ---- dense and coll ---- */
@@ -145,6 +235,9 @@ static int32_t bind_dense(struct bp_session *s, uint32_t op, int32_t layer, int6
                           uint32_t x_dtype, uint32_t y_dtype, uint32_t type,
                           struct bpi_bound **table, struct bp_error *err)
 {
+    static const char *const ops[BPI_N_DENSE] = {
+        "embed", "rms", "layernorm", "rope", "silu_mul", "add", "argmax", "topk", "matmul"};
+    const uint32_t role[1] = {BPI_W_TOKEN_EMBD};
     struct bp_dense_problem p = {.h = BP_HDR(struct bp_dense_problem, k),
                                  .op = op,
                                  .max_rows = s->batch_tok,
@@ -153,7 +246,12 @@ static int32_t bind_dense(struct bp_session *s, uint32_t op, int32_t layer, int6
                                  .y_dtype = y_dtype,
                                  .type = type,
                                  .k = 1};
-    return bpi_session_choose(s, BPI_SLOT_DENSE, layer, &p, &table[op], err);
+    struct bpi_question q = {
+        .slot = BPI_SLOT_DENSE, .layer = layer, .problem = &p, .what = ops[op]};
+    if (op == BP_DENSE_OP_EMBED) q.file_bytes = bpi_session_file_bytes(s, role, 1, 0);
+    BP_TRY(bpi_session_choose(s, &q, &table[op], err));
+    if (op == BP_DENSE_OP_EMBED) s->embed_row = q.row;
+    return BP_OK;
 }
 
 /* The ops that fused forms are composed of, and rotation. */
@@ -175,6 +273,12 @@ static int32_t bind_layer_dense(struct bp_session *s, uint32_t il, struct bp_err
 
 /* ---- quant sites ---- */
 
+static const char *type_name(uint32_t type)
+{
+    const struct bpi_block_info *info = bpi_block_info(type);
+    return info != NULL ? info->name : "";
+}
+
 static int32_t site_add(struct bp_session *s, struct bpi_site *site, uint32_t role, uint32_t il,
                         struct bp_error *err)
 {
@@ -187,6 +291,7 @@ static int32_t site_add(struct bp_session *s, struct bpi_site *site, uint32_t ro
     site->rows[i] = raw.end[1] - raw.begin[1];
     site->cols = raw.end[0] - raw.begin[0];
     site->type[i] = raw.type;
+    site->file_bytes[i] = raw.n_bytes;
     return BP_OK;
 }
 
@@ -214,7 +319,7 @@ static int32_t ask_form(struct bp_session *s, struct bpi_bound *op,
     *out = s->cands[0].verdict.level != BP_V_NO;
     if (!*out) return BP_OK;
     struct bpi_bound *same;
-    return bpi_session_bound(s, &op->ref, op->provider, p, &same, err);
+    return bpi_session_bound(s, &op->ref, op->provider, p, &same, NULL, err);
 }
 
 /* Chooses providers for the weights added so far. Inputs of the rms prologue are the residual (F32). */
@@ -229,7 +334,13 @@ static int32_t site_bind(struct bp_session *s, struct bpi_site *site, int32_t la
         struct bp_quant_problem plain = site_problem(s, site, &shapes[i], 1, x_dtype, y_dtype);
         plain.prologue = BP_PROLOGUE_NONE;
         plain.epilogue = BP_EPILOGUE_NONE;
-        BP_TRY(bpi_session_choose(s, BPI_SLOT_QUANT, layer, &plain, &site->op[i], err));
+        struct bpi_question q = {.slot = BPI_SLOT_QUANT,
+                                 .layer = layer,
+                                 .problem = &plain,
+                                 .what = type_name(site->type[i]),
+                                 .file_bytes = site->file_bytes[i]};
+        BP_TRY(bpi_session_choose(s, &q, &site->op[i], err));
+        site->row[i] = q.row;
         same = same && site->op[i] == site->op[0];
     }
     if (!same) return BP_OK;
@@ -286,6 +397,13 @@ static int32_t bind_ffn_sites(struct bp_session *s, uint32_t il, struct bp_error
     return site_bind(s, &l->router, layer, s->act, BP_DT_F32, err);
 }
 
+/* "Q4_K+Q6_K": gate and up, then down; shared experts are small and go unnamed. */
+static void moe_what(const struct bp_moe_problem *p, char what[96])
+{
+    const char *gate = type_name(p->type_gate), *down = type_name(p->type_down);
+    (void)snprintf(what, 96, strcmp(gate, down) == 0 ? "%s" : "%s+%s", gate, down);
+}
+
 static int32_t bind_moe(struct bp_session *s, uint32_t il, struct bp_error *err)
 {
     const struct bpi_hparams *hp = s->hp;
@@ -315,7 +433,17 @@ static int32_t bind_moe(struct bp_session *s, uint32_t il, struct bp_error *err)
     }
     p.op = BP_MOE_OP_RUN;
     struct bpi_bound *run;
-    BP_TRY(bpi_session_choose(s, BPI_SLOT_MOE, (int32_t)il, &p, &run, err));
+    char what[96];
+    moe_what(&p, what);
+    struct bpi_question q = {.slot = BPI_SLOT_MOE,
+                             .layer = (int32_t)il,
+                             .problem = &p,
+                             .what = what,
+                             .file_bytes = bpi_session_file_bytes(s, roles, 6, il)};
+    const uint32_t joint[1] = {BPI_W_EXP_GATE_UP};
+    q.file_bytes += bpi_session_file_bytes(s, joint, 1, il);
+    BP_TRY(bpi_session_choose(s, &q, &run, err));
+    s->layers[il].moe_row = q.row;
     p.op =
         BP_MOE_OP_ROUTE; /* whoever runs the experts also routes; its refusal must be seen here */
     bpi_loader_ask(&run->ref, run->provider, &p, &s->cands[0]);
@@ -333,7 +461,7 @@ static int32_t bind_moe(struct bp_session *s, uint32_t il, struct bp_error *err)
     }
     s->layers[il].moe = run;
     struct bpi_bound *same;
-    return bpi_session_bound(s, &run->ref, run->provider, &p, &same, err);
+    return bpi_session_bound(s, &run->ref, run->provider, &p, &same, NULL, err);
 }
 
 static int32_t bind_head(struct bp_session *s, struct bp_error *err)
@@ -358,7 +486,8 @@ static int32_t bind_coll(struct bp_session *s, struct bp_error *err)
                                 .world = 1,
                                 .dtype = BP_DT_F32,
                                 .max_elems = (uint64_t)s->batch_tok * s->hp->n_embd};
-    return bpi_session_choose(s, BPI_SLOT_COLL, -1, &p, &s->coll, err);
+    struct bpi_question q = {.slot = BPI_SLOT_COLL, .layer = -1, .problem = &p};
+    return bpi_session_choose(s, &q, &s->coll, err);
 }
 
 int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err)
@@ -367,9 +496,10 @@ int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err)
     s->cap_bound = 64;
     s->bound = bpi_arena_alloc(&s->arena, s->cap_bound, sizeof(*s->bound), 16);
     s->layers = bpi_arena_alloc(&s->arena, s->n_layer, sizeof(*s->layers), 16);
-    s->cands = bpi_arena_alloc(&s->arena, MAX_CANDIDATES, sizeof(*s->cands), 16);
+    s->cands = bpi_arena_alloc(&s->arena, BPI_N_TRIALS * BPI_MAX_CANDIDATES, sizeof(*s->cands), 16);
     if (s->bound == NULL || s->layers == NULL || s->cands == NULL)
         return bpi_fail_nomem(err, "engine", 65536);
+    BP_TRY(bpi_decisions_create(&s->decisions, err));
     BP_TRY(bind_device(s, err));
     BP_TRY(bind_coll(s, err));
     BP_TRY(bind_head(s, err));

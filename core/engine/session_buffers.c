@@ -84,7 +84,7 @@ static int32_t check_total(struct bp_session *s, const struct wants *ws, uint64_
     uint64_t total = more, free_bytes = 0, all = 0;
     bool ok = !ws->overflow;
     for (uint32_t i = 0; i < ws->n && ok; ++i) ok = bpi_add_u64(total, ws->w[i].n_bytes, &total);
-    BP_TRY(BPI_CALL(s->device_op, bp_device_ops, mem_info, &free_bytes, &all, err));
+    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, mem_info, &free_bytes, &all));
     if (ok && total <= free_bytes) return BP_OK;
     return bpi_fail(err, s->device.kind == BP_DEV_HOST ? BP_E_NOMEM : BP_E_DEVMEM, "engine",
                     "engine.ctx",
@@ -147,12 +147,12 @@ static int32_t fill_rope_tables(struct bp_session *s, struct bp_error *err)
     float *host = bpi_calloc(2 * n, sizeof(*host));
     if (host == NULL) return bpi_fail_nomem(err, "engine", 2 * n * sizeof(*host));
     bpi_model_rope_table(s->hp, s->ctx, host, host + n);
-    int32_t rc = BPI_CALL(s->device_op, bp_device_ops, copy, s->rope_cos, host, n * 4, BP_COPY_H2D,
-                          NULL, err);
+    int32_t rc =
+        BPI_RUN(s->device_op, -1, bp_device_ops, copy, s->rope_cos, host, n * 4, BP_COPY_H2D, NULL);
     if (rc == BP_OK)
-        rc = BPI_CALL(s->device_op, bp_device_ops, copy, s->rope_sin, host + n, n * 4, BP_COPY_H2D,
-                      NULL, err);
-    if (rc == BP_OK) rc = BPI_CALL(s->device_op, bp_device_ops, stream_sync, NULL, err);
+        rc = BPI_RUN(s->device_op, -1, bp_device_ops, copy, s->rope_sin, host + n, n * 4,
+                     BP_COPY_H2D, NULL);
+    if (rc == BP_OK) rc = BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
     bpi_free(host);
     return rc;
 }

@@ -15,7 +15,7 @@ int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, 
         s->cap_mems = cap;
     }
     if (n_bytes == 0) n_bytes = 1; /* a buffer of an empty shape still has an address */
-    BP_TRY(BPI_CALL(s->device_op, bp_device_ops, alloc, mem, n_bytes, out, err));
+    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, alloc, mem, n_bytes, out));
     s->mems[s->n_mems++] = (struct bpi_mem){*out, n_bytes, mem};
     *account += n_bytes;
     return BP_OK;
@@ -29,7 +29,7 @@ int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_by
     void *p;
     BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, n_bytes, &s->memory.weights, &p, err));
     *out = p;
-    return BPI_CALL(s->device_op, bp_device_ops, copy, p, host, n_bytes, BP_COPY_H2D, NULL, err);
+    return BPI_RUN(s->device_op, -1, bp_device_ops, copy, p, host, n_bytes, BP_COPY_H2D, NULL);
 }
 
 void bpi_session_free_all(struct bp_session *s)

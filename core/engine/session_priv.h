@@ -8,6 +8,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include "engine/decisions.h"
 #include "engine/engine.h"
 #include "kv/kv.h"
 #include "loader/loader.h"
@@ -48,6 +49,18 @@ struct bpi_bound {
 #define BPI_CALL(op, T, slot, ...)                                                                 \
     (((const struct T *)(op)->vt)->slot((op)->self[BPI_SLOT_INDEX(T, slot)], __VA_ARGS__))
 
+/* The same for calls that can fail while running or preparing (`err` last): an error names slot, function, layer and
+ * provider, whatever the provider said. */
+#define BPI_RUN(op, layer, T, slot, ...)                                                           \
+    bpi_op_result((op), (layer), #slot, BPI_CALL(op, T, slot, __VA_ARGS__, err), err)
+int32_t bpi_op_failed(const struct bpi_bound *op, int32_t layer, const char *fn, int32_t rc,
+                      struct bp_error *err);
+static inline int32_t bpi_op_result(const struct bpi_bound *op, int32_t layer, const char *fn,
+                                    int32_t rc, struct bp_error *err)
+{
+    return rc == BP_OK ? BP_OK : bpi_op_failed(op, layer, fn, rc, err);
+}
+
 enum { BPI_N_DENSE = BP_DENSE_OP_MATMUL + 1 };
 
 /* A group of weights that share one input, with its fused form. Which parts run fused is decided when binding. */
@@ -57,7 +70,8 @@ struct bpi_site {
     uint32_t n_w;
     void *weight[BPI_SITE_MAX_W];
     int64_t rows[BPI_SITE_MAX_W], cols;
-    uint32_t type[BPI_SITE_MAX_W];
+    uint32_t type[BPI_SITE_MAX_W], row[BPI_SITE_MAX_W]; /* row: of the decisions */
+    uint64_t file_bytes[BPI_SITE_MAX_W];
     uint32_t prologue, epilogue; /* wanted */
     bool one_call;               /* all weights with prologue and epilogue in one matmul */
     bool multi;                  /* all weights in one plain matmul */
@@ -85,6 +99,7 @@ struct bpi_layer {
     struct bpi_site router;        /* of h */
     const float *router_bias;
     void *experts;
+    uint32_t moe_row, common_row; /* of the decisions */
 };
 
 /* Metadata of one step; arrays point into session.meta_* staging. */
@@ -177,7 +192,9 @@ struct bp_session {
     struct bp_choice *choices;
     uint32_t n_choices;
     char kv_layout[32];
-    struct bpi_candidate *cands; /* scratch of binding */
+    struct bpi_candidate *cands; /* scratch of binding: BPI_N_TRIALS times BPI_MAX_CANDIDATES */
+    struct bp_decisions *decisions;
+    uint32_t embed_row; /* of the decisions */
 
     /* memory owned, for the device slot's free */
     struct bpi_mem {
@@ -240,10 +257,37 @@ void bpi_session_free_all(struct bp_session *s);
 int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err);
 /* The bound instance for an op reference, its workspace grown to `problem`. */
 int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider,
-                          const void *problem, struct bpi_bound **out, struct bp_error *err);
-int32_t bpi_session_choose(struct bp_session *s, uint32_t slot, int32_t layer, const void *problem,
-                           struct bpi_bound **out, struct bp_error *err);
+                          const void *problem, struct bpi_bound **out, struct bp_workspace *out_ws,
+                          struct bp_error *err);
+
+enum { BPI_MAX_CANDIDATES = 16, BPI_N_TRIALS = 4 };
+/* One problem put to the providers of a slot, and what came of it. */
+struct bpi_question {
+    uint32_t slot;
+    int32_t layer; /* -1 outside of layers */
+    const void *problem;
+    const char *what;    /* see struct bpi_answers */
+    uint64_t file_bytes; /* of the weights it is about */
+    /* answers */
+    struct bpi_candidate *cands; /* BPI_MAX_CANDIDATES */
+    size_t n_cands, chosen;
+    struct bp_op_ref ref;
+    uint32_t row; /* of the decisions */
+    bool asked;
+};
+/* Asks, binds the winner and keeps the answers. *out_row may be NULL. */
+int32_t bpi_session_choose(struct bp_session *s, struct bpi_question *q, struct bpi_bound **out,
+                           struct bp_error *err);
+/* The two halves of it: asks only; binds the winner and keeps the answers. */
+int32_t bpi_session_ask(struct bp_session *s, struct bpi_question *q, struct bp_error *err);
+int32_t bpi_session_settle(struct bp_session *s, struct bpi_question *q, struct bpi_bound **out,
+                           struct bp_error *err);
+/* Keeps answers without binding anything: binding failed, for this slot or for another that goes with it. */
+int32_t bpi_session_note_failure(struct bp_session *s, struct bpi_question *q, struct bp_error *err);
 const char *bpi_slot_name(uint32_t slot);
+const char *bpi_slot_iface(uint32_t slot);
+uint64_t bpi_session_file_bytes(const struct bp_session *s, const uint32_t *roles, size_t n,
+                                uint32_t layer);
 /* Cache dtype and layouts of all layers (session_kv.c). */
 int32_t bpi_session_negotiate(struct bp_session *s, struct bp_error *err);
 /* Weights of all layers (session_weights.c). */

@@ -17,6 +17,7 @@ static void where_of(uint32_t role, uint32_t il, char out[64])
 static int32_t prepare_site(struct bp_session *s, struct bpi_site *site, const uint32_t *roles,
                             uint32_t il, struct bp_error *err)
 {
+    const int32_t layer = site == &s->head ? -1 : (int32_t)il;
     for (uint32_t i = 0; i < site->n_w; ++i) {
         struct bp_raw raw;
         struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
@@ -26,8 +27,9 @@ static int32_t prepare_site(struct bp_session *s, struct bpi_site *site, const u
             return bpi_fail(err, BP_E_INTERNAL, "engine", where,
                             "the weight was bound but is not in the model");
         }
-        BP_TRY(BPI_CALL(site->op[i], bp_quant_ops, prepare, &raw, &site->weight[i], &info, err));
+        BP_TRY(BPI_RUN(site->op[i], layer, bp_quant_ops, prepare, &raw, &site->weight[i], &info));
         s->memory.weights += info.n_bytes;
+        bpi_decisions_weight(s->decisions, site->row[i], info.n_bytes);
     }
     return BP_OK;
 }
@@ -87,8 +89,9 @@ static int32_t prepare_mla(struct bp_session *s, uint32_t il, struct bp_error *e
         bpi_model_raw(s->model->m, BPI_W_ATTN_KV_B, il, 0, 1, &w.kv_b);
     }
     struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
-    BP_TRY(BPI_CALL(l->common, bp_mla_common_ops, prepare, &w, &l->mla, &info, err));
+    BP_TRY(BPI_RUN(l->common, (int32_t)il, bp_mla_common_ops, prepare, &w, &l->mla, &info));
     s->memory.weights += info.n_bytes;
+    bpi_decisions_weight(s->decisions, l->common_row, info.n_bytes);
     return BP_OK;
 }
 
@@ -109,8 +112,9 @@ static int32_t prepare_moe(struct bp_session *s, uint32_t il, struct bp_error *e
         bpi_model_raw(s->model->m, parts[i].role, il, 0, 1, parts[i].out);
     }
     struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
-    BP_TRY(BPI_CALL(l->moe, bp_moe_ops, prepare, &w, &l->experts, &info, err));
+    BP_TRY(BPI_RUN(l->moe, (int32_t)il, bp_moe_ops, prepare, &w, &l->experts, &info));
     s->memory.weights += info.n_bytes;
+    bpi_decisions_weight(s->decisions, l->moe_row, info.n_bytes);
     return BP_OK;
 }
 
@@ -140,8 +144,9 @@ static int32_t prepare_global(struct bp_session *s, struct bp_error *err)
     bpi_model_raw(s->model->m, BPI_W_TOKEN_EMBD, 0, 0, 1, &raw);
     struct bpi_bound *embed = s->dense[BP_DENSE_OP_EMBED];
     struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
-    BP_TRY(BPI_CALL(embed, bp_dense_ops, prepare, &raw, &s->embed, &info, err));
+    BP_TRY(BPI_RUN(embed, -1, bp_dense_ops, prepare, &raw, &s->embed, &info));
     s->memory.weights += info.n_bytes;
+    bpi_decisions_weight(s->decisions, s->embed_row, info.n_bytes);
     const uint32_t head[1] = {BPI_W_OUTPUT};
     BP_TRY(prepare_site(s, &s->head, head, 0, err));
     return upload_vec(s, BPI_W_OUTPUT_NORM, 0, &s->output_norm, err);

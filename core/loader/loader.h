@@ -36,6 +36,7 @@ struct bpi_candidate {
     uint64_t layouts[BPI_MAX_LAYOUTS];
     const struct bpi_refusal *refusal; /* the plugin cannot be used at all: the reason with its whole text and the command
                                         * that mends it (loader/plugin_file.h), alive as long as the loader; else NULL */
+    uint32_t on_host;                  /* 1: computes on the host although the rank's device is another */
 };
 
 /* Engine services that plugins get through bp_host. */
@@ -90,6 +91,13 @@ void bpi_loader_ask(const struct bp_op_ref *op, const char *provider, const void
 int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,
                           const struct bp_device *dev, const void *problem, struct bpi_candidate *cands, size_t cap,
                           size_t *n_cands, size_t *chosen, struct bp_op_ref *out, struct bp_error *err);
+
+/* The names of all providers that the slot's list would come to for `layer` if each refused, in order and without
+ * asking or opening any; those beyond cap are left out. Returns how many. Texts live as long as loader and config. */
+size_t bpi_loader_names(const struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,
+                        const char **names, size_t cap);
+/* Version and file of a provider or wrapper; "" where unknown, and the file of what is built in. */
+void bpi_loader_about(const struct bpi_loader *l, const char *name, const char **version, const char **file);
 
 /* "DTYPE kv_dtype: got 2, want 1..1 (text)" for messages and tables. */
 void bpi_loader_format_reason(const struct bp_reason *r, struct bpi_buf *b);

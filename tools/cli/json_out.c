@@ -109,24 +109,116 @@ json_t *cli_json_error(const struct bp_error *err)
     return o;
 }
 
+/* ---- choice of backends ---- */
+
+static json_t *text_or_null(const char *text)
+{
+    return text[0] != '\0' ? cli_json_text(text, strlen(text)) : json_null();
+}
+
+json_t *cli_json_words(const char *list)
+{
+    json_t *a = json_array();
+    while (*list != '\0') {
+        list += strspn(list, ", \t");
+        const size_t n = strcspn(list, ", \t");
+        if (n > 0) json_array_append_new(a, cli_json_text(list, n));
+        list += n;
+    }
+    return a;
+}
+
+json_t *cli_json_layers(int32_t begin, int32_t end)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%d-%d", begin, end - 1);
+    return begin < 0 ? json_null() : json_string(text);
+}
+
+json_t *cli_json_kv(const struct bp_decisions *d)
+{
+    json_t *o = json_object(), *groups = json_array();
+    struct bp_decisions_info info = {.h = BP_HDR(struct bp_decisions_info, scratch_bytes)};
+    struct bp_decision_kv kv = {.h = BP_HDR(struct bp_decision_kv, index_token_bytes)};
+    bp_decisions_info(d, &info);
+    json_object_set_new(o, "dtype", text_or_null(info.kv_dtype));
+    json_object_set_new(o, "layout",
+                        bp_decision_kv(d, 0, &kv) == BP_OK ? text_or_null(kv.layout) : json_null());
+    json_object_set_new(o, "asked", text_or_null(info.kv_asked));
+    json_object_set_new(o, "why", text_or_null(info.kv_why));
+    for (uint32_t i = 0; bp_decision_kv(d, i, &kv) == BP_OK; ++i) {
+        json_t *g = json_object();
+        json_object_set_new(g, "layers", cli_json_layers(kv.layer_begin, kv.layer_end));
+        json_object_set_new(g, "layout", text_or_null(kv.layout));
+        json_object_set_new(g, "index_layout", text_or_null(kv.index_layout));
+        json_object_set_new(g, "token_bytes", json_integer((json_int_t)kv.token_bytes));
+        json_object_set_new(g, "index_token_bytes", json_integer((json_int_t)kv.index_token_bytes));
+        json_array_append_new(groups, g);
+    }
+    json_object_set_new(o, "groups", groups);
+    return o;
+}
+
+json_t *cli_json_device(const struct bp_decisions *d)
+{
+    json_t *o = json_object();
+    struct bp_decisions_info info = {.h = BP_HDR(struct bp_decisions_info, scratch_bytes)};
+    bp_decisions_info(d, &info);
+    json_object_set_new(o, "kind",
+                        json_string(info.device_kind == BP_DEV_HOST   ? "host"
+                                    : info.device_kind == BP_DEV_CUDA ? "cuda"
+                                                                      : "other"));
+    json_object_set_new(o, "ordinal", json_integer(info.device_ordinal));
+    json_object_set_new(o, "name", text_or_null(info.device));
+    return o;
+}
+
+json_t *cli_json_plugins(const struct bp_decisions *d)
+{
+    json_t *a = json_array();
+    struct bp_decision_plugin p = {.h = BP_HDR(struct bp_decision_plugin, file)};
+    for (uint32_t i = 0; bp_decision_plugin(d, i, &p) == BP_OK; ++i) {
+        json_t *o = json_object();
+        json_object_set_new(o, "name", text_or_null(p.name));
+        json_object_set_new(o, "version", text_or_null(p.version));
+        json_object_set_new(o, "file", text_or_null(p.file));
+        json_array_append_new(a, o);
+    }
+    return a;
+}
+
+static json_t *wrappers_json(const struct bp_decisions *d)
+{
+    json_t *a = json_array();
+    struct bp_decision r = {.h = BP_HDR(struct bp_decision, weight_bytes)};
+    for (uint32_t i = 0; bp_decision(d, i, &r) == BP_OK; ++i) {
+        if (r.wrappers[0] == '\0') continue;
+        json_t *o = json_object();
+        json_object_set_new(o, "slot", text_or_null(r.slot));
+        json_object_set_new(o, "layers", cli_json_layers(r.layer_begin, r.layer_end));
+        json_object_set_new(o, "wrappers", cli_json_words(r.wrappers));
+        json_array_append_new(a, o);
+    }
+    return a;
+}
+
 json_t *cli_json_backends(const struct bp_session *s)
 {
-    json_t *o = json_object(), *slots = json_array(), *kv = json_object();
+    json_t *o = json_object(), *slots = json_array();
+    const struct bp_decisions *d = bp_session_decisions(s);
     struct bp_choice choice = {.h = BP_HDR(struct bp_choice, layer_end)};
     for (uint32_t i = 0; bp_session_choice(s, i, &choice) == BP_OK; ++i) {
         json_t *row = json_object();
-        char layers[32];
-        snprintf(layers, sizeof layers, "%d-%d", choice.layer_begin, choice.layer_end - 1);
-        json_object_set_new(row, "slot", json_string(choice.slot));
-        json_object_set_new(row, "layers",
-                            choice.layer_begin < 0 ? json_null() : json_string(layers));
-        json_object_set_new(row, "provider", json_string(choice.provider));
+        json_object_set_new(row, "slot", text_or_null(choice.slot));
+        json_object_set_new(row, "layers", cli_json_layers(choice.layer_begin, choice.layer_end));
+        json_object_set_new(row, "provider", text_or_null(choice.provider));
         json_array_append_new(slots, row);
     }
-    json_object_set_new(kv, "dtype", json_string(bp_session_kv_dtype(s)));
-    json_object_set_new(kv, "layout", json_string(bp_session_kv_layout(s)));
     json_object_set_new(o, "slots", slots);
-    json_object_set_new(o, "kv", kv);
+    json_object_set_new(o, "wrappers", wrappers_json(d));
+    json_object_set_new(o, "kv", cli_json_kv(d));
+    json_object_set_new(o, "device", cli_json_device(d));
+    json_object_set_new(o, "plugins", cli_json_plugins(d));
     return o;
 }
 

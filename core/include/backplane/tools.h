@@ -1,4 +1,4 @@
-/* tools.h - what inspect, verify, tokenize, quantize, plugins, config, plan and doctor need beyond backplane.h.
+/* tools.h - what inspect, verify, tokenize, quantize, plugins, explain, config, plan and doctor need beyond backplane.h.
  * UNSTABLE: may change in any release; public so that tools stay outside of core.
  * SPDX-License-Identifier: MIT */
 #ifndef BP_TOOLS_H
@@ -241,6 +241,96 @@ int32_t bp_plugin_list_file(const char *path, struct bp_plugin_list **out, struc
 void bp_plugin_list_close(struct bp_plugin_list *l); /* accepts NULL */
 /* BP_DECLINED past the end. */
 int32_t bp_plugin_list_at(const struct bp_plugin_list *l, uint32_t i, struct bp_plugin_info *out);
+
+/* ---- decisions: who serves what, who does not, and why ---- */
+
+/* What was chosen for each slot and run of layers, with every candidate's answer. Immutable; texts are never NULL and
+ * live as long as the object. */
+struct bp_decisions;
+
+/* Chooses as bp_session_open does and then stops: no weight is prepared, no cache allocated, and a model that was opened
+ * for its headers only is enough. On failure *out holds what was decided up to there, the slot that nobody serves
+ * included, unless choosing never began (*out is then NULL). Errors: as bp_session_open. */
+int32_t bp_explain(struct bp_model *m, const struct bp_config *cfg, const struct bp_callbacks *cb,
+                   struct bp_decisions **out, struct bp_error *err);
+void bp_decisions_close(struct bp_decisions *d); /* NULL accepted; not for those of a session */
+/* Those of an open session; valid until it is closed. */
+const struct bp_decisions *bp_session_decisions(const struct bp_session *s);
+
+struct bp_decisions_info {
+    struct bp_hdr h;
+    const char *device;    /* "host, 8 cores"; "" when no device was chosen */
+    const char *kv_asked;  /* kv.dtype as configured: "auto" */
+    const char *kv_dtype;  /* what it became, "" when there is none */
+    const char *kv_why;    /* a sentence when a dtype was passed over, else "" */
+    uint32_t device_kind;  /* enum bp_device_kind of plugin.h */
+    int32_t device_ordinal;
+    uint32_t n_left_out;   /* answers that were not kept, because there were too many different ones */
+    uint32_t reserved;
+    uint64_t scratch_bytes; /* shared by all ops: the largest of them, not their sum */
+};
+BP_NOPAD(struct bp_decisions_info, scratch_bytes);
+void bp_decisions_info(const struct bp_decisions *d, struct bp_decisions_info *out);
+
+/* One slot in one run of layers. Problems that got the same answers stand in one row; `what` names them. */
+struct bp_decision {
+    struct bp_hdr h;
+    const char *slot;
+    const char *what;      /* quant, moe: types of the weights; dense: ops; else "" */
+    const char *wrappers;  /* around the chosen one, outermost first: "trace, check" */
+    int32_t layer_begin, layer_end; /* [begin, end); -1, -1 outside of layers */
+    int32_t chosen;        /* number of the candidate, -1: nobody serves */
+    uint32_t n_candidates;
+    uint32_t capture, determinism; /* of the chosen one, the least over the row: enum bp_capture, bp_determinism */
+    uint32_t on_host;      /* 1: computes on the host although the rank's device is another, see architecture */
+    uint32_t weights_known; /* 1: weight_bytes counts; weights were prepared */
+    uint64_t persistent_bytes, plan_bytes, scratch_bytes, pinned_bytes; /* workspace of one op for the largest problem */
+    uint64_t file_bytes;   /* of the weights that the row owns, as the file holds them */
+    uint64_t weight_bytes; /* what the provider's handles to them take */
+};
+BP_NOPAD(struct bp_decision, weight_bytes);
+/* BP_DECLINED past the end; likewise below. */
+int32_t bp_decision(const struct bp_decisions *d, uint32_t i, struct bp_decision *out);
+
+enum { BP_V_NOT_ASKED = 3 }; /* besides enum bp_level: an earlier one in the list served */
+struct bp_decision_candidate {
+    struct bp_hdr h;
+    const char *name, *version, *file; /* file: "" when built in; version: "" when not opened */
+    const char *mend;                  /* the command that mends the refusal, or "" */
+    uint32_t level, n_reasons;         /* enum bp_level or BP_V_NOT_ASKED */
+    double cost_us;                    /* its own estimate, negative = unknown */
+};
+BP_NOPAD(struct bp_decision_candidate, cost_us);
+/* Candidate j of decision i, in the order of the list. */
+int32_t bp_decision_candidate(const struct bp_decisions *d, uint32_t i, uint32_t j, struct bp_decision_candidate *out);
+
+struct bp_decision_reason {
+    struct bp_hdr h;
+    const char *name, *field, *text; /* "DTYPE", "kv_dtype", ...; field "": the numbers mean nothing */
+    uint32_t code, critical;         /* enum bp_reason_code; 0: only slows it down */
+    int64_t got, want_lo, want_hi;
+};
+BP_NOPAD(struct bp_decision_reason, want_hi);
+int32_t bp_decision_reason(const struct bp_decisions *d, uint32_t i, uint32_t j, uint32_t k,
+                           struct bp_decision_reason *out);
+
+/* The cache of one run of layers. */
+struct bp_decision_kv {
+    struct bp_hdr h;
+    const char *layout, *index_layout; /* "mla.bf16.576"; index: "" without */
+    int32_t layer_begin, layer_end;
+    uint64_t token_bytes, index_token_bytes;
+};
+BP_NOPAD(struct bp_decision_kv, index_token_bytes);
+int32_t bp_decision_kv(const struct bp_decisions *d, uint32_t i, struct bp_decision_kv *out);
+
+/* A plugin that serves something here, or wraps it. */
+struct bp_decision_plugin {
+    struct bp_hdr h;
+    const char *name, *version, *file; /* file: "" when built in */
+};
+BP_NOPAD(struct bp_decision_plugin, file);
+int32_t bp_decision_plugin(const struct bp_decisions *d, uint32_t i, struct bp_decision_plugin *out);
 
 /* ---- configuration ---- */
 
