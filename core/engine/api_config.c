@@ -49,6 +49,17 @@ void bp_config_destroy(struct bp_config *c)
     bpi_free(c);
 }
 
+int32_t bp_config_add_plugin(struct bp_config *c, bp_plugin_query_fn query, struct bp_error *err)
+{
+    if (query == NULL)
+        return bpi_fail(err, BP_E_ARG, "config", NULL, "a plugin was added without its function");
+    if (c->n_plugins == BPI_MAX_LINKED)
+        return bpi_fail(err, BP_E_LIMIT, "config", NULL,
+                        "%d plugins are linked in already, and no more fit", BPI_MAX_LINKED);
+    c->plugins[c->n_plugins++] = query;
+    return BP_OK;
+}
+
 int32_t bp_config_load(struct bp_config *c, const char *path, struct bp_error *err)
 {
     return bpi_config_load(c->c, path, err);

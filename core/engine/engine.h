@@ -11,9 +11,12 @@
 #include "model/model.h"
 #include "token/token.h"
 
+enum { BPI_MAX_LINKED = 16 };
 struct bp_config {
     struct bpi_config *c;
     struct bpi_buf range; /* text handed out by bp_config_entry */
+    bp_plugin_query_fn plugins[BPI_MAX_LINKED];
+    uint32_t n_plugins;
 };
 
 struct bp_model {

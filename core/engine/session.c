@@ -59,11 +59,13 @@ static int32_t read_limits(struct bp_session *s, struct bp_error *err)
     return BP_OK;
 }
 
-/* ref comes first, so that no file can take its name. Settings for plugins that are not there would be lost without a
+/* What is linked in comes first, so that no file can take its name. Settings for plugins that are not there would be lost without a
  * word. */
 static int32_t find_plugins(struct bp_session *s, struct bp_error *err)
 {
     BP_TRY(bpi_loader_register(s->loader, bpi_ref_query, err));
+    for (uint32_t i = 0; i < s->linked->n_plugins; ++i)
+        BP_TRY(bpi_loader_register(s->loader, s->linked->plugins[i], err));
     BP_TRY(bpi_loader_scan(s->loader, true, err));
     return bpi_loader_check_config(s->loader, err);
 }
@@ -130,6 +132,7 @@ static int32_t create_session(struct bp_model *m, const struct bp_config *cfg,
     s->hp = bpi_model_hparams(m->m);
     s->n_layer = s->hp->n_layer;
     s->config = cfg->c;
+    s->linked = cfg;
     if (cb != NULL) s->cb = *cb;
     s->log = bpi_engine_log(cfg, cb);
     atomic_init(&s->interrupted, 0);
@@ -157,6 +160,7 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_progress(s, 1.0, "ready", err), fail);
     s->config = NULL;
+    s->linked = NULL;
     *out = s;
     return BP_OK;
 fail:

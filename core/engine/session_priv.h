@@ -166,6 +166,7 @@ struct bp_session {
     struct bpi_log log;
     struct bp_callbacks cb;
     const struct bpi_config *config; /* not owned; valid during open only */
+    const struct bp_config *linked;  /* likewise */
     struct bpi_pool *pool;
     struct bpi_loader *loader;
     struct bpi_arena arena; /* small things that live as long as the session */

@@ -332,6 +332,10 @@ struct bp_decision_plugin {
 BP_NOPAD(struct bp_decision_plugin, file);
 int32_t bp_decision_plugin(const struct bp_decisions *d, uint32_t i, struct bp_decision_plugin *out);
 
+/* A plugin that is linked into the program: sessions opened with this configuration know it after the reference backend,
+ * by the name in its descriptor. The function stays valid as long as they do. Errors: BP_E_ARG, BP_E_LIMIT. */
+int32_t bp_config_add_plugin(struct bp_config *c, bp_plugin_query_fn query, struct bp_error *err);
+
 /* ---- configuration ---- */
 
 struct bp_config_entry {
