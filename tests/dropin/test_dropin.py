@@ -63,7 +63,7 @@ class DropIn(unittest.TestCase):
         cls.simple = cls.build("simple", os.path.join(cls.templates, "c_op"))
         cls.count = cls.build("count", os.path.join(cls.templates, "wrapper"))
         for path in (cls.dropin, cls.simple, cls.count):
-            shutil.copy(path, cls.plugins)
+            os.chmod(shutil.copy(path, cls.plugins), 0o755)  # whatever the umask: others may not write to a plugin
         model, _ = zoo("v3")
         cls.q8 = os.path.join(cls.tmp, "q8.gguf")
         command(cls.program, "quantize", model, cls.q8, "Q8_0")
@@ -121,8 +121,9 @@ class DropIn(unittest.TestCase):
             for name in names:
                 with open(os.path.join(folder, name), "rb") as f:
                     data = f.read()
-                self.assertNotIn(self.tmp.encode() + b"/first", data, name)
-                self.assertNotIn(ENV["BP_SOURCE"].encode() + b"/", data, name)
+                self.assertFalse(self.tmp.encode() + b"/first" in data, f"{name} holds the prefix it was installed to")
+                if not name.endswith(".so"):  # where debug information names sources
+                    self.assertFalse(ENV["BP_SOURCE"].encode() + b"/" in data, f"{name} holds a path of the sources")
 
     def test_nothing_of_the_engine_inside(self):
         with open(os.path.join(self.work["dropin"], "build", "dropin.map"), encoding="utf-8") as f:
@@ -194,7 +195,7 @@ class DropIn(unittest.TestCase):
         ref = self.q8_limits()
         # The fallback to ref covers what is not Q8_0: norms, the router, rows that are no multiple of a block.
         chosen = {"mla.decode": "dropin", "quant": "dropin, ref"}
-        limits = ("--max-abs", repr(ref["max_abs"] * 1.01), "--kl", repr(ref["mean_kl"] * 1.01), "--gap", "2")
+        limits = ("--max-abs", repr(ref["max_abs"] * 1.001), "--kl", repr(ref["mean_kl"] * 1.001), "--gap", "2")
         rc, j, said = self.verify(self.q8, golden, *limits, slots=chosen)
         self.assertEqual((rc, j["pass"]), (0, True), said[-2000:])
         self.assertEqual(self.providers(j, "mla.decode"), {"dropin"})
@@ -202,8 +203,9 @@ class DropIn(unittest.TestCase):
         decode, matmul = self.calls(said)
         self.assertGreater(decode, 0)
         self.assertGreater(matmul, decode)
-        # Far nearer to ref than either is to the golden values.
-        self.assertLess(abs(j["mean_kl"] - ref["mean_kl"]), 1e-4 + 0.01 * ref["mean_kl"])
+        # Far nearer to ref than either is to the golden values; other sums give other last bits.
+        self.assertLess(abs(j["max_abs"] - ref["max_abs"]), 1e-3)
+        self.assertLess(abs(j["mean_kl"] - ref["mean_kl"]), 1e-5)
         for fault in ("decode", "matmul"):
             with self.subTest(fault=fault):
                 rc, broken, said = self.verify(self.q8, golden, *limits, slots=chosen, plugin__dropin={"fault": fault})
@@ -213,7 +215,7 @@ class DropIn(unittest.TestCase):
                 self.assertGreater(min(self.calls(said)), 0)
 
     def test_not_named_not_used(self):
-        """The same program, the same folder: without the INI the plugin's wrappers and ops stay out where ref is named."""
+        # The same program and the same folder: where another is named, the plugin is not even opened.
         _, j, said = self.verify(*zoo("v3"), slots={"mla.decode": "ref", "quant": "ref"})
         self.assertEqual(self.providers(j, "mla.decode"), {"ref"})
         self.assertNotIn("dropin: calls", said)
