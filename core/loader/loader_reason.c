@@ -34,6 +34,20 @@ static void copy_begin(char *out, size_t cap, const char *s)
     if (n >= cap) memcpy(out + cap - 4, "...", 4);
 }
 
+/* Ids of layouts and extensions are hashes, which have no range; an end that is open is not a number to read. */
+static void put_numbers(const struct bp_reason *r, struct bpi_buf *b)
+{
+    const long long got = (long long)r->got, lo = (long long)r->want_lo, hi = (long long)r->want_hi;
+    if (r->code == BP_R_LAYOUT || r->code == BP_R_EXT)
+        bpi_buf_printf(b, "got id %016llx", (unsigned long long)r->got);
+    else if (r->want_lo == INT64_MIN)
+        bpi_buf_printf(b, "got %lld, want at most %lld", got, hi);
+    else if (r->want_hi == INT64_MAX)
+        bpi_buf_printf(b, "got %lld, want at least %lld", got, lo);
+    else
+        bpi_buf_printf(b, "got %lld, want %lld..%lld", got, lo, hi);
+}
+
 void bpi_loader_format_reason(const struct bp_reason *r, struct bpi_buf *b)
 {
     const int n_field = text_len(r->field, sizeof r->field),
@@ -41,8 +55,8 @@ void bpi_loader_format_reason(const struct bp_reason *r, struct bpi_buf *b)
     bpi_buf_puts(b, bpi_reason_name(r->code));
     if (r->code >= BP_R_VENDOR) bpi_buf_printf(b, " %u", r->code);
     if (n_field != 0) {
-        bpi_buf_printf(b, " %.*s: got %lld, want %lld..%lld", n_field, r->field, (long long)r->got,
-                       (long long)r->want_lo, (long long)r->want_hi);
+        bpi_buf_printf(b, " %.*s: ", n_field, r->field);
+        put_numbers(r, b);
     }
     if (n_text != 0) bpi_buf_printf(b, " (%.*s)", n_text, r->text);
 }

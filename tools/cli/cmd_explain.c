@@ -162,14 +162,26 @@ static void print_chosen(const struct bp_decision *r, double cost_us)
     if (r->on_host != 0) put("   on the host, tensors are carried");
 }
 
+/* As in messages. Ids of layouts and extensions are hashes, which have no range. */
+static void print_numbers(const struct bp_decision_reason *r)
+{
+    const long long got = (long long)r->got, lo = (long long)r->want_lo, hi = (long long)r->want_hi;
+    if (r->code == BP_R_LAYOUT || r->code == BP_R_EXT)
+        put(" %s: got id %016llx", r->field, (unsigned long long)r->got);
+    else if (r->want_lo == INT64_MIN)
+        put(" %s: got %lld, want at most %lld", r->field, got, hi);
+    else if (r->want_hi == INT64_MAX)
+        put(" %s: got %lld, want at least %lld", r->field, got, lo);
+    else
+        put(" %s: got %lld, want %lld..%lld", r->field, got, lo, hi);
+}
+
 static void print_reasons(const struct bp_decisions *d, uint32_t i, uint32_t j)
 {
     struct bp_decision_reason r = {.h = BP_HDR(struct bp_decision_reason, want_hi)};
     for (uint32_t k = 0; bp_decision_reason(d, i, j, k, &r) == BP_OK; ++k) {
         put("%s%s", k != 0 ? " | " : "   ", r.name);
-        if (r.field[0] != '\0')
-            put(" %s: have %lld, want %lld..%lld", r.field, (long long)r.got, (long long)r.want_lo,
-                (long long)r.want_hi);
+        if (r.field[0] != '\0') print_numbers(&r);
         if (r.text[0] != '\0') put(r.field[0] != '\0' ? " (%s)" : " %s", r.text);
     }
 }

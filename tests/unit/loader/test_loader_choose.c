@@ -365,7 +365,17 @@ START_TEST(reason_names)
         &(struct bp_reason){
             .code = BP_R_SHAPE, .field = "k", .got = -3, .want_lo = 1, .want_hi = INT64_MAX},
         &b);
-    ck_assert_str_eq(b.data, "SHAPE k: got -3, want 1..9223372036854775807");
+    ck_assert_str_eq(b.data, "SHAPE k: got -3, want at least 1");
+    bpi_buf_free(&b);
+    b = (struct bpi_buf){0};
+    bpi_loader_format_reason(
+        &(struct bp_reason){.code = BP_R_GRAPH, .field = "g", .got = 2, .want_lo = INT64_MIN}, &b);
+    ck_assert_str_eq(b.data, "GRAPH g: got 2, want at most 0");
+    bpi_buf_free(&b);
+    b = (struct bpi_buf){0};
+    bpi_loader_format_reason(
+        &(struct bp_reason){.code = BP_R_LAYOUT, .field = "layout_id", .got = -2}, &b);
+    ck_assert_str_eq(b.data, "LAYOUT layout_id: got id fffffffffffffffe");
     bpi_buf_free(&b);
     b = (struct bpi_buf){0};
     bpi_loader_format_reason(&(struct bp_reason){.code = BP_R_LOAD, .text = "gone"}, &b);
