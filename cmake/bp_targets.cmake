@@ -19,6 +19,13 @@ if(BP_SANITIZE)
   add_compile_definitions(BP_SANITIZED=1)
 endif()
 
+if(BP_COVERAGE)
+  if(NOT CMAKE_C_COMPILER_ID STREQUAL "GNU")
+    message(FATAL_ERROR "BP_COVERAGE=ON needs gcc: scripts/lib/coverage.py reads what gcov prints")
+  endif()
+  add_compile_definitions(BP_COVERAGE=1)
+endif()
+
 # bp_room(NAME DEPS other rooms ... LIBS system libraries ...): core/NAME/*.c as library bp_NAME.
 # DEPS is the dependency law in executable form: a room links only what it names.
 function(bp_room name)
@@ -33,4 +40,10 @@ function(bp_room name)
     target_link_libraries(bp_${name} PUBLIC bp_${dep})
   endforeach()
   target_link_libraries(bp_${name} PUBLIC ${R_LIBS})
+  # The rooms only: tests and tools are not counted. Threads may lose counts to each other, but not turn one into 0;
+  # atomic counters cost twenty times the time of the hot loops.
+  if(BP_COVERAGE)
+    target_compile_options(bp_${name} PRIVATE --coverage -fprofile-update=single)
+    target_link_options(bp_${name} PUBLIC --coverage)
+  endif()
 endfunction()

@@ -29,11 +29,18 @@ void bpi_ref_mla_dots(const double *q, uint32_t n_q, const float *const *rows, u
 }
 
 /* Four rows a pass, so that acc is read and written once for them. */
-BPI_REF_CLONES static void accumulate_4(double *restrict acc, const double p[4],
-                                        const float *restrict r0, const float *restrict r1,
-                                        const float *restrict r2, const float *restrict r3,
-                                        int64_t width)
+BPI_REF_CLONES BPI_REF_INNER static void accumulate_4(double *restrict acc, const double p[4],
+                                                      const float *restrict r0,
+                                                      const float *restrict r1,
+                                                      const float *restrict r2,
+                                                      const float *restrict r3, int64_t width)
 {
+    BPI_REF_TOUCH(acc, width);
+    BPI_REF_TOUCH(p, 4);
+    BPI_REF_TOUCH(r0, width);
+    BPI_REF_TOUCH(r1, width);
+    BPI_REF_TOUCH(r2, width);
+    BPI_REF_TOUCH(r3, width);
     const double p0 = p[0], p1 = p[1], p2 = p[2], p3 = p[3];
     int64_t i = 0;
     for (; i + 8 <= width; i += 8) {

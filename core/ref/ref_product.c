@@ -6,7 +6,7 @@
 
 enum { LANES = 8, TILE = BPI_REF_ROW_TILE, SLICES_MIN = 4, SLICES_MAX = 64, BLOCK_ELEMS_MAX = 256 };
 
-static inline double fold(const double s[LANES])
+BPI_REF_INNER static inline double fold(const double s[LANES])
 {
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
@@ -28,7 +28,7 @@ struct tile {
 #if defined(__GNUC__)
 __attribute__((always_inline))
 #endif
-static inline void
+BPI_REF_INNER static inline void
 run_tile(const struct tile *c, int n_rows, int n_tok)
 {
     const float *w = c->w;
@@ -36,6 +36,11 @@ run_tile(const struct tile *c, int n_rows, int n_tok)
     const double *x[TILE];
     double s[TILE][TILE][LANES];
     for (int t = 0; t < n_tok; ++t) x[t] = c->x[t];
+    for (int r = 0; r < n_rows; ++r) BPI_REF_TOUCH(w + r * w_stride, cols);
+    for (int t = 0; t < n_tok; ++t) {
+        BPI_REF_TOUCH(x[t], cols);
+        BPI_REF_TOUCH(c->y + t * c->y_stride, n_rows);
+    }
     for (int r = 0; r < n_rows; ++r) {
         for (int t = 0; t < n_tok; ++t) {
             for (int j = 0; j < LANES; ++j) s[r][t][j] = 0.0;
@@ -64,15 +69,15 @@ run_tile(const struct tile *c, int n_rows, int n_tok)
     }
 }
 
-BPI_REF_CLONES static void tile_1x4(const struct tile *c)
+BPI_REF_CLONES BPI_REF_INNER static void tile_1x4(const struct tile *c)
 {
     run_tile(c, 1, 4);
 }
-BPI_REF_CLONES static void tile_4x1(const struct tile *c)
+BPI_REF_CLONES BPI_REF_INNER static void tile_4x1(const struct tile *c)
 {
     run_tile(c, 4, 1);
 }
-BPI_REF_CLONES static void tile_1x1(const struct tile *c)
+BPI_REF_CLONES BPI_REF_INNER static void tile_1x1(const struct tile *c)
 {
     run_tile(c, 1, 1);
 }

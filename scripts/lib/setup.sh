@@ -19,7 +19,7 @@ bp_has_library() { # header library
 # Prints the Debian packages that are missing, one a line.
 bp_missing() {
     local pair
-    for pair in cmake:cmake ninja:ninja-build c++:g++ pkg-config:pkg-config python3:python3 objdump:binutils; do
+    for pair in cmake:cmake ninja:ninja-build c++:g++ pkg-config:pkg-config python3:python3 objdump:binutils gcov:gcc; do
         command -v "${pair%%:*}" >/dev/null || echo "${pair#*:}"
     done
     if ! command -v cc >/dev/null; then

@@ -1,4 +1,5 @@
-/* test_loader_wrap.c - chains of wrappers: which layer gets a call, with whose self, who is made and unmade when. */
+/* test_loader_wrap.c - chains of wrappers: which layer gets a call, with whose self, who is made and unmade when.
+ * SPDX-License-Identifier: MIT */
 #include "loader/loader_priv.h"
 #include "loader_fixture.h"
 #include "backplane/slot_coll.h"
