@@ -144,7 +144,7 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
                         const struct bp_callbacks *cb, struct bp_session **out,
                         struct bp_error *err)
 {
-    struct bp_session *s;
+    struct bp_session *s = NULL;
     *out = NULL;
     if (bpi_model_headers_only(m->m))
         return bpi_fail(err, BP_E_ARG, "engine", m->path,
@@ -171,7 +171,7 @@ fail:
 int32_t bp_explain(struct bp_model *m, const struct bp_config *cfg, const struct bp_callbacks *cb,
                    struct bp_decisions **out, struct bp_error *err)
 {
-    struct bp_session *s;
+    struct bp_session *s = NULL;
     *out = NULL;
     BP_TRY(create_session(m, cfg, cb, &s, err));
     int32_t rc = read_limits(s, err);
