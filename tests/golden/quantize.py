@@ -4,7 +4,7 @@ Usage: quantize.py BACKPLANE DECODE SOURCE OUT [--sanitized]
 1. zoo models to every type: the package reads the same names, shapes and types, its dequantised values equal those that
    DECODE (our decoders) gives, and they are as near to the source as the type allows.
 2. bp-tiny-deepseek2-BF16 to Q4_K_M: its perplexity on a part of the text differs from that of the published Q4_K_M file by
-   at most 1.5 %. Both files are found through BP_MODELS.
+   at most 1.5 %; under sanitizers only the sizes are compared. Both files are found through BP_MODELS.
 Exit: 0 all is well, 1 not, 77 neither part could run, or the second could not (reason printed).
 SPDX-License-Identifier: MIT
 """
@@ -109,9 +109,11 @@ class Driver:
         path, _ = self.quantize(source, "Q4_K_M")
         if os.path.getsize(path) != os.path.getsize(published):
             sys.exit(f"FAIL: {os.path.getsize(path)} bytes, the published file has {os.path.getsize(published)}")
+        if sanitized:  # memory faults do not depend on numbers, and this would take minutes
+            return None
         text = os.path.join(self.source, "tests", "data", "text", "stories-heldout.txt")
-        ppl = [json.loads(run(self.backplane, "ppl", "-m", p, "-f", text, "-C", "512", "--chunks", "8" if sanitized else
-                              str(CHUNKS), "--json"))["ppl"] for p in (path, published)]
+        ppl = [json.loads(run(self.backplane, "ppl", "-m", p, "-f", text, "-C", "512", "--chunks", str(CHUNKS),
+                              "--json"))["ppl"] for p in (path, published)]
         ratio = ppl[0] / ppl[1] - 1
         print(f"perplexity {ppl[0]:.4f}, published {ppl[1]:.4f}: {100 * ratio:+.2f} %")
         if not (ppl[1] > 1 and abs(ratio) <= MAX_PPL):
