@@ -1,12 +1,13 @@
 /* slot_call.c - what a slot call through the engine's bound op costs over calling the function itself.
  * The callee does next to nothing and lies where the compiler cannot see through it, as in a plugin. Prints the median,
  * the lowest and the highest of many batches, in nanoseconds a call.
- * Usage: bench_slot_call [batches]. SPDX-License-Identifier: MIT */
+ * Usage: bench_slot_call [batches [folder of backplane-trace.so]]. SPDX-License-Identifier: MIT */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include "engine/session_priv.h"
+#include "loader/plugin_file.h"
 
 enum { CALLS = 200000, MAX_BATCHES = 1001 };
 
@@ -221,6 +222,8 @@ static int32_t bind(const char *ini, struct bpi_config **config, struct bpi_load
     if (rc == BP_OK) rc = bpi_loader_create(&env, loader, err);
     if (rc == BP_OK) rc = bpi_loader_register(*loader, query_backend, err);
     if (rc == BP_OK) rc = bpi_loader_register(*loader, query_wrapper, err);
+    if (rc == BP_OK && bpi_config_str(*config, "engine", "plugin_path")[0] != '\0')
+        rc = bpi_loader_scan(*loader, true, err);
     if (rc == BP_OK)
         rc = bpi_loader_choose(*loader, "mla.decode", "bp.mla.decode", 0, NULL, &p, cands, 4, &n,
                                &chosen, &ref, err);
@@ -235,17 +238,25 @@ int main(int argc, char **argv)
 {
     size_t n = argc > 1 ? strtoul(argv[1], NULL, 10) : 101;
     if (n < 3 || n > MAX_BATCHES) n = 101;
-    struct bpi_config *configs[2] = {NULL, NULL};
-    struct bpi_loader *loaders[2] = {NULL, NULL};
-    struct bpi_bound ops[2];
+    struct bpi_config *configs[3] = {NULL, NULL, NULL};
+    struct bpi_loader *loaders[3] = {NULL, NULL, NULL};
+    struct bpi_bound ops[3];
+    char traced[4096];
     struct bp_error err = BP_ERROR_INIT;
     struct counter counter = {0};
-    static double ns[6][MAX_BATCHES];
+    static double ns[7][MAX_BATCHES];
     struct bp_session *s = calloc(1, sizeof *s);
     int32_t rc = s == NULL;
     if (rc == 0) rc = bind("", &configs[0], &loaders[0], &ops[0], &err);
     if (rc == 0)
         rc = bind("[wrap]\nmla.decode = wrapper\n", &configs[1], &loaders[1], &ops[1], &err);
+    if (rc == 0 && argc > 2) {
+        (void)snprintf(traced, sizeof traced,
+                       "[engine]\nplugin_path = %s\n[wrap]\nmla.decode = trace\n"
+                       "[plugin.trace]\nout =\n",
+                       argv[2]);
+        rc = bind(traced, &configs[2], &loaders[2], &ops[2], &err);
+    }
     if (rc != 0) {
         fprintf(stderr, "bench_slot_call: %s\n", err.msg);
         return EXIT_FAILURE;
@@ -257,6 +268,7 @@ int main(int argc, char **argv)
         ns[3][i] = batch(BOUND_LAUNCH, &ops[0], s, NULL);
         ns[4][i] = batch(BOUND_LAUNCH, &ops[1], s, NULL);
         ns[5][i] = batch(WRAPPED_SLOT, &ops[1], s, NULL);
+        if (argc > 2) ns[6][i] = batch(WRAPPED_SLOT, &ops[2], s, NULL);
     }
     printf("%zu batches of %d calls, nanoseconds a call\n%-58s %8s %8s %8s %8s\n", n, CALLS, "",
            "median", "lowest", "highest", "over");
@@ -266,7 +278,8 @@ int main(int argc, char **argv)
     report("bound op, with its launch filled", ns[3], n, direct);
     report("the same, a wrapper around another slot", ns[4], n, direct);
     report("bound op, the slot itself in a wrapper that passes it on", ns[5], n, direct);
-    for (int i = 0; i < 2; ++i) {
+    if (argc > 2) report("bound op, the slot itself in trace", ns[6], n, direct);
+    for (int i = 0; i < 3; ++i) {
         bpi_loader_destroy(loaders[i]);
         bpi_config_destroy(configs[i]);
     }
