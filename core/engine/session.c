@@ -157,6 +157,7 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
     BP_TRY_GOTO(rc, bpi_session_buffers(s, err), fail);
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_prepare(s, err), fail);
+    BP_TRY_GOTO(rc, bpi_carry_create(s, err), fail);
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_progress(s, 1.0, "ready", err), fail);
     s->config = NULL;

@@ -99,8 +99,8 @@ static void grow_workspace(struct bp_workspace *ws, const struct bp_workspace *m
 }
 
 int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider,
-                          const void *problem, struct bpi_bound **out, struct bp_workspace *out_ws,
-                          struct bp_error *err)
+                          bool on_host, const void *problem, struct bpi_bound **out,
+                          struct bp_workspace *out_ws, struct bp_error *err)
 {
     struct bpi_bound *b = NULL;
     for (uint32_t i = 0; i < s->n_bound && b == NULL; ++i) {
@@ -121,6 +121,7 @@ int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, con
                                 .self = flat->self,
                                 .ref = *ref,
                                 .provider = provider,
+                                .on_host = on_host,
                                 .ws = {.align = 64}};
         s->n_bound++;
     }
@@ -171,7 +172,8 @@ int32_t bpi_session_settle(struct bp_session *s, struct bpi_question *q, struct 
 {
     struct bp_workspace ws = {.align = 0};
     const char *provider = q->cands[q->chosen].provider;
-    BP_TRY(bpi_session_bound(s, &q->ref, provider, q->problem, out, &ws, err));
+    BP_TRY(bpi_session_bound(s, &q->ref, provider, q->cands[q->chosen].on_host != 0, q->problem,
+                             out, &ws, err));
     BP_TRY(note_answers(s, q, (int32_t)q->chosen, &ws, err));
     return note_choice(s, q->slot, provider, q->layer, err);
 }
@@ -319,7 +321,7 @@ static int32_t ask_form(struct bp_session *s, struct bpi_bound *op,
     *out = s->cands[0].verdict.level != BP_V_NO;
     if (!*out) return BP_OK;
     struct bpi_bound *same;
-    return bpi_session_bound(s, &op->ref, op->provider, p, &same, NULL, err);
+    return bpi_session_bound(s, &op->ref, op->provider, op->on_host, p, &same, NULL, err);
 }
 
 /* Chooses providers for the weights added so far. Inputs of the rms prologue are the residual (F32). */
@@ -461,7 +463,7 @@ static int32_t bind_moe(struct bp_session *s, uint32_t il, struct bp_error *err)
     }
     s->layers[il].moe = run;
     struct bpi_bound *same;
-    return bpi_session_bound(s, &run->ref, run->provider, &p, &same, NULL, err);
+    return bpi_session_bound(s, &run->ref, run->provider, run->on_host, &p, &same, NULL, err);
 }
 
 static int32_t bind_head(struct bp_session *s, struct bp_error *err)

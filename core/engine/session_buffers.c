@@ -119,20 +119,25 @@ static int32_t allocate_pools(struct bp_session *s, struct bp_error *err)
 
 static int32_t allocate_workspaces(struct bp_session *s, struct bp_error *err)
 {
+    uint64_t host_bytes = 0;
     for (uint32_t i = 0; i < s->n_bound; ++i) {
         struct bpi_bound *b = &s->bound[i];
+        const uint32_t mem = b->on_host ? BP_MEM_PINNED : BP_MEM_DEVICE;
         uint64_t *acc = &s->memory.scratch;
         if (b->ws.persistent_bytes > 0) {
-            BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, b->ws.persistent_bytes, acc, &b->persistent,
-                                     err));
+            BP_TRY(bpi_session_alloc(s, mem, b->ws.persistent_bytes, acc, &b->persistent, err));
         }
         if (b->ws.plan_bytes > 0)
-            BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, b->ws.plan_bytes, acc, &b->plan, err));
+            BP_TRY(bpi_session_alloc(s, mem, b->ws.plan_bytes, acc, &b->plan, err));
         if (b->ws.pinned_bytes > 0) {
             BP_TRY(bpi_session_alloc(s, BP_MEM_PINNED, b->ws.pinned_bytes, acc, &b->pinned, err));
         }
         if (b->ws.scratch_bytes > s->scratch_bytes) s->scratch_bytes = b->ws.scratch_bytes;
+        if (b->on_host && b->ws.scratch_bytes > host_bytes) host_bytes = b->ws.scratch_bytes;
     }
+    if (host_bytes > 0) /* as large as the device's, whose size every launch tells */
+        BP_TRY(bpi_session_alloc(s, BP_MEM_PINNED, s->scratch_bytes, &s->memory.scratch,
+                                 &s->host_scratch, err));
     return bpi_session_alloc(s, BP_MEM_DEVICE, s->scratch_bytes, &s->memory.scratch, &s->scratch,
                              err);
 }

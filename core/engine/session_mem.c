@@ -16,7 +16,13 @@ int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, 
     }
     if (n_bytes == 0) n_bytes = 1; /* a buffer of an empty shape still has an address */
     BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, alloc, mem, n_bytes, out));
-    s->mems[s->n_mems++] = (struct bpi_mem){*out, n_bytes, mem};
+    s->mems[s->n_mems++] = (struct bpi_mem){
+        .p = *out,
+        .n_bytes = n_bytes,
+        .kind = mem,
+        .twin = mem != BP_MEM_DEVICE || account == &s->memory.scratch ? BPI_TWIN_NONE
+                : account == &s->memory.weights                       ? BPI_TWIN_FIXED
+                                                                      : BPI_TWIN_COPIED};
     *account += n_bytes;
     return BP_OK;
 }

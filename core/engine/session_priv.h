@@ -39,11 +39,23 @@ struct bpi_bound {
     void *const *self;           /* by slot: what BPI_CALL passes */
     struct bp_op_ref ref;        /* the same op behind one self: for questions, and as its identity */
     const char *provider;
+    bool on_host;           /* computes on the host although the device is another: session_carry.c */
     struct bp_workspace ws; /* maximum over the problems it was bound for */
     void *persistent, *plan, *pinned;
     const void *planned_meta; /* what plan() last saw */
     uint64_t planned_epoch;
 };
+
+/* One call of an op in a step, with launch and args: runs it where it computes. number: of its slot header, for
+ * tensors(). */
+#define BPI_OP(s, op, T, slot, number, l, a)                                                       \
+    (!(op)->on_host ? BPI_RUN(op, (l)->layer, T, slot, l, a)                                       \
+     : bpi_carry_in(s, op, number, a, sizeof(*(a)), err) != BP_OK                                  \
+         ? (s)->carry->rc                                                                          \
+         : bpi_carry_out(s, BPI_RUN(op, (l)->layer, T, slot, l, (s)->carry->args), err))
+/* The same for plan(), with its metadata; view: bpi_carry_prefill or bpi_carry_decode. */
+#define BPI_PLAN(s, op, T, view, l, m)                                                             \
+    BPI_RUN(op, (l)->layer, T, plan, l, (op)->on_host ? view(s, m) : (m))
 
 /* Calls one slot of a bound op with the self that belongs to it: BPI_CALL(op, bp_moe_ops, run, &launch, &args, err). */
 #define BPI_CALL(op, T, slot, ...)                                                                 \
@@ -202,6 +214,8 @@ struct bp_session {
         void *p;
         uint64_t n_bytes;
         uint32_t kind;
+        uint32_t twin; /* enum bpi_twin */
+        void *host;    /* its twin on the host */
     } * mems;
     uint32_t n_mems, cap_mems;
     struct bp_session_memory memory;
@@ -243,7 +257,36 @@ struct bp_session {
     unsigned char *bad_row; /* (T) */
     struct bpi_taps taps;
     atomic_int interrupted;
+    struct bpi_carry *carry; /* NULL: every op computes on the device */
+    struct bp_device host;   /* for launches of those that do not */
+    void *host_scratch;
 };
+
+/* ---- session_carry.c: ops that compute on the host of a rank whose device is another ---- */
+
+/* Device memory may have a twin on the host, of the same size: a tensor's place in it is its place in the device's. */
+enum bpi_twin { BPI_TWIN_NONE = 0, BPI_TWIN_COPIED = 1, BPI_TWIN_FIXED = 2 /* filled once, never copied back */ };
+struct bpi_carry {
+    int32_t rc;
+    uint32_t n; /* tensors of the call */
+    const struct bpi_bound *op;
+    const void *args; /* what the op is called with */
+    struct bp_tensor list[16];
+    _Alignas(16) unsigned char clone[1024];
+    struct bp_matmul_out outs[BPI_SITE_MAX_W];
+    struct bp_mla_meta common;
+    struct bp_mla_prefill_meta prefill;
+    struct bp_mla_decode_meta decode;
+};
+/* Twins for all device memory, when some op needs them; after the last allocation. */
+int32_t bpi_carry_create(struct bp_session *s, struct bp_error *err);
+/* Brings the tensors of a call over and makes its args; the status is also in s->carry->rc. */
+int32_t bpi_carry_in(struct bp_session *s, const struct bpi_bound *op, uint32_t number, const void *args,
+                     size_t n_bytes, struct bp_error *err);
+/* Takes what the call wrote back. rc: of the call, passed on. */
+int32_t bpi_carry_out(struct bp_session *s, int32_t rc, struct bp_error *err);
+const struct bp_mla_prefill_meta *bpi_carry_prefill(struct bp_session *s, const struct bp_mla_prefill_meta *m);
+const struct bp_mla_decode_meta *bpi_carry_decode(struct bp_session *s, const struct bp_mla_decode_meta *m);
 
 /* ---- session_mem.c ---- */
 /* Device or pinned memory owned by the session; `kind` counts into session.memory (offset of the field). */
@@ -258,7 +301,7 @@ void bpi_session_free_all(struct bp_session *s);
 int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err);
 /* The bound instance for an op reference, its workspace grown to `problem`. */
 int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider,
-                          const void *problem, struct bpi_bound **out, struct bp_workspace *out_ws,
+                          bool on_host, const void *problem, struct bpi_bound **out, struct bp_workspace *out_ws,
                           struct bp_error *err);
 
 enum { BPI_MAX_CANDIDATES = 16, BPI_N_TRIALS = 4 };

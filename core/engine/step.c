@@ -154,7 +154,7 @@ static int32_t embed(struct bp_session *s, struct bp_error *err)
         .table = s->embed,
         .ids = bpi_t1((void *)(uintptr_t)s->ids_dev, BP_DT_I32, s->step.n_tok),
         .y = bpi_t2(s->x, BP_DT_F32, s->step.n_tok, s->hp->n_embd)};
-    BP_TRY(BPI_RUN(op, -1, bp_dense_ops, embed, &launch, &a));
+    BP_TRY(BPI_OP(s, op, bp_dense_ops, embed, BP_DENSE_OP_EMBED, &launch, &a));
     return bpi_tap_emit(s, BPI_TAP_EMBD, -1, &a.y, err);
 }
 
@@ -263,7 +263,7 @@ static int32_t numeric_failure(struct bp_session *s, const struct bp_step_item *
 /* On the host weights may still be read from the mapped files; a device has copies of its own. */
 static int32_t check_files(const struct bp_session *s, struct bp_error *err)
 {
-    if (s->device.kind != BP_DEV_HOST) return BP_OK;
+    if (s->device.kind != BP_DEV_HOST && s->carry == NULL) return BP_OK;
     return bpi_gguf_check_files(bpi_model_gguf(s->model->m), err);
 }
 

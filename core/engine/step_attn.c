@@ -59,7 +59,8 @@ static int32_t write_cache(struct bp_session *s, uint32_t il, struct bp_error *e
         .norm_w = bpi_t1((void *)(uintptr_t)l->kv_a_norm, BP_DT_F32, hp->kv_lora),
         .pool = pool_tensor(s, l->pool, l->kv_block_bytes, l->kv_layout_id),
         .eps = hp->rms_eps};
-    BP_TRY(BPI_RUN(l->common, (int32_t)il, bp_mla_common_ops, cache_write, &launch, &a));
+    BP_TRY(
+        BPI_OP(s, l->common, bp_mla_common_ops, cache_write, BP_MLA_OP_CACHE_WRITE, &launch, &a));
     if (!l->has_index) return BP_OK;
     /* Index keys are written even while nothing is selected: later tokens will want them. */
     struct bp_mla_key_write_args k = {
@@ -72,7 +73,7 @@ static int32_t write_cache(struct bp_session *s, uint32_t il, struct bp_error *e
         .eps = hp->index_eps,
         .rope_style = hp->index_rope_style};
     launch = bpi_step_launch(s, l->index, (int32_t)il);
-    return BPI_RUN(l->index, (int32_t)il, bp_mla_index_ops, key_write, &launch, &k);
+    return BPI_OP(s, l->index, bp_mla_index_ops, key_write, BP_MLA_INDEX_OP_KEY_WRITE, &launch, &k);
 }
 
 static int32_t rope(struct bp_session *s, uint32_t il, const struct bp_tensor *x,
@@ -90,7 +91,7 @@ static int32_t rope(struct bp_session *s, uint32_t il, const struct bp_tensor *x
                                    .cos_table = s->step.common.rope_cos,
                                    .sin_table = s->step.common.rope_sin,
                                    .style = style};
-    return BPI_RUN(op, (int32_t)il, bp_dense_ops, rope, &launch, &a);
+    return BPI_OP(s, op, bp_dense_ops, rope, BP_DENSE_OP_ROPE, &launch, &a);
 }
 
 /* Rotates q_pe: of rows straight into their place behind the absorbed part, of the other tokens in place. */
@@ -143,7 +144,7 @@ static int32_t select_keys(struct bp_session *s, uint32_t il, struct bp_error *e
         .scale = (float)s->index_scale,
         .top_k = hp->top_k};
     struct bp_launch launch = bpi_step_launch(s, l->index, (int32_t)il);
-    BP_TRY(BPI_RUN(l->index, (int32_t)il, bp_mla_index_ops, select, &launch, &a));
+    BP_TRY(BPI_OP(s, l->index, bp_mla_index_ops, select, BP_MLA_INDEX_OP_SELECT, &launch, &a));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_INDEX_Q, (int32_t)il, &q, err));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_INDEX_W, (int32_t)il, &w, err));
     return bpi_tap_emit(s, BPI_TAP_INDEX_IDS, (int32_t)il, &a.idx, err);
@@ -159,7 +160,7 @@ static int32_t absorb(struct bp_session *s, uint32_t il, uint32_t side, const st
                                    .x = *x,
                                    .y = *y,
                                    .side = side};
-    return BPI_RUN(l->common, (int32_t)il, bp_mla_common_ops, absorb, &launch, &a);
+    return BPI_OP(s, l->common, bp_mla_common_ops, absorb, BP_MLA_OP_ABSORB, &launch, &a);
 }
 
 static int32_t plan_decode(struct bp_session *s, struct bpi_bound *op,
@@ -168,7 +169,7 @@ static int32_t plan_decode(struct bp_session *s, struct bpi_bound *op,
     if (op->planned_epoch == s->epoch && op->planned_meta == &s->step.decode) return BP_OK;
     op->planned_epoch = s->epoch;
     op->planned_meta = &s->step.decode;
-    return BPI_RUN(op, launch->layer, bp_mla_decode_ops, plan, launch, &s->step.decode);
+    return BPI_PLAN(s, op, bp_mla_decode_ops, bpi_carry_decode, launch, &s->step.decode);
 }
 
 static int32_t attend_rows(struct bp_session *s, uint32_t il, struct bp_error *err)
@@ -198,7 +199,7 @@ static int32_t attend_rows(struct bp_session *s, uint32_t il, struct bp_error *e
     BP_TRY(bpi_tap_emit(s, BPI_TAP_Q_LAT, (int32_t)il, &a.q, err));
     struct bp_launch launch = bpi_step_launch(s, l->decode, (int32_t)il);
     BP_TRY(plan_decode(s, l->decode, &launch, err));
-    BP_TRY(BPI_RUN(l->decode, (int32_t)il, bp_mla_decode_ops, run, &launch, &a));
+    BP_TRY(BPI_OP(s, l->decode, bp_mla_decode_ops, run, BP_MLA_DECODE_OP_RUN, &launch, &a));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_O_LAT, (int32_t)il, &o_lat, err));
     return absorb(s, il, BP_MLA_ABSORB_UV, &o_lat, &heads, err);
 }
@@ -218,7 +219,8 @@ static int32_t gather_phase(struct bp_session *s, uint32_t il, const struct bp_m
         .pool = pool_tensor(s, l->pool, l->kv_block_bytes, l->kv_layout_id),
         .c = bpi_t2(s->slab_c, s->act, m->n_k, hp->kv_lora),
         .k_pe = bpi_t2(s->slab_pe, s->act, m->n_k, hp->rope)};
-    BP_TRY(BPI_RUN(l->common, (int32_t)il, bp_mla_common_ops, cache_gather, &launch, &g));
+    BP_TRY(
+        BPI_OP(s, l->common, bp_mla_common_ops, cache_gather, BP_MLA_OP_CACHE_GATHER, &launch, &g));
     *k = bpi_t3(s->slab_k, s->act, m->n_k, hp->n_head, hp->nope + hp->rope);
     *v = bpi_t3(s->slab_v, s->act, m->n_k, hp->n_head, hp->v_dim);
     struct bp_mla_expand_args e = {.h = BP_HDR(struct bp_mla_expand_args, v),
@@ -227,7 +229,7 @@ static int32_t gather_phase(struct bp_session *s, uint32_t il, const struct bp_m
                                    .k_pe = g.k_pe,
                                    .k = *k,
                                    .v = *v};
-    return BPI_RUN(l->common, (int32_t)il, bp_mla_common_ops, expand, &launch, &e);
+    return BPI_OP(s, l->common, bp_mla_common_ops, expand, BP_MLA_OP_EXPAND, &launch, &e);
 }
 
 static int32_t attend_phase(struct bp_session *s, uint32_t il, const struct bpi_group *g,
@@ -246,23 +248,24 @@ static int32_t attend_phase(struct bp_session *s, uint32_t il, const struct bpi_
     BP_TRY(gather_phase(s, il, m, &a.k, &a.v, err));
     struct bp_launch launch = bpi_step_launch(s, l->prefill, (int32_t)il);
     if (l->prefill->planned_meta != m || l->prefill->planned_epoch != s->epoch) {
-        BP_TRY(BPI_RUN(l->prefill, (int32_t)il, bp_mla_prefill_ops, plan, &launch, m));
+        BP_TRY(BPI_PLAN(s, l->prefill, bp_mla_prefill_ops, bpi_carry_prefill, &launch, m));
         l->prefill->planned_meta = m;
         l->prefill->planned_epoch = s->epoch;
     }
     if (phase == 0) {
         if (g->n_phase > 1) a.lse = lse;
-        return BPI_RUN(l->prefill, (int32_t)il, bp_mla_prefill_ops, run, &launch, &a);
+        return BPI_OP(s, l->prefill, bp_mla_prefill_ops, run, BP_MLA_PREFILL_OP_RUN, &launch, &a);
     }
     struct bp_mla_merge_args merge = {
         .h = BP_HDR(struct bp_mla_merge_args, other_lse), .out = a.out, .lse = lse};
     a.out = bpi_t3(s->heads2, s->act, g->n_q, hp->n_head, hp->v_dim);
     a.lse = bpi_t2(s->lse2, BP_DT_F32, g->n_q, hp->n_head);
-    BP_TRY(BPI_RUN(l->prefill, (int32_t)il, bp_mla_prefill_ops, run_context, &launch, &a));
+    BP_TRY(BPI_OP(s, l->prefill, bp_mla_prefill_ops, run_context, BP_MLA_PREFILL_OP_RUN_CONTEXT,
+                  &launch, &a));
     merge.other_out = a.out;
     merge.other_lse = a.lse;
     launch = bpi_step_launch(s, l->common, (int32_t)il);
-    return BPI_RUN(l->common, (int32_t)il, bp_mla_common_ops, merge, &launch, &merge);
+    return BPI_OP(s, l->common, bp_mla_common_ops, merge, BP_MLA_OP_MERGE, &launch, &merge);
 }
 
 int32_t bpi_step_attention(struct bp_session *s, uint32_t il, struct bp_error *err)

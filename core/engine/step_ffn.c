@@ -43,7 +43,7 @@ static int32_t moe_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)
     if (l->router_bias != NULL) {
         r.bias = bpi_t1((void *)(uintptr_t)l->router_bias, BP_DT_F32, hp->n_expert);
     }
-    BP_TRY(BPI_RUN(l->moe, layer, bp_moe_ops, route, &launch, &r));
+    BP_TRY(BPI_OP(s, l->moe, bp_moe_ops, route, BP_MOE_OP_ROUTE, &launch, &r));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_MOE_IDS, layer, &r.ids, err));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_MOE_WEIGHTS, layer, &r.weights, err));
 
@@ -54,7 +54,7 @@ static int32_t moe_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)
                                 .gates = r.weights,
                                 .y = x,
                                 .accumulate = 1};
-    return BPI_RUN(l->moe, layer, bp_moe_ops, run, &launch, &a);
+    return BPI_OP(s, l->moe, bp_moe_ops, run, BP_MOE_OP_RUN, &launch, &a);
 }
 
 int32_t bpi_step_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)

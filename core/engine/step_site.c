@@ -8,10 +8,10 @@ struct bp_launch bpi_step_launch(const struct bp_session *s, const struct bpi_bo
                                  int32_t layer)
 {
     return (struct bp_launch){.h = BP_HDR(struct bp_launch, reserved),
-                              .dev = &s->device,
+                              .dev = op->on_host ? &s->host : &s->device,
                               .persistent = op->persistent,
                               .plan = op->plan,
-                              .scratch = s->scratch,
+                              .scratch = op->on_host ? s->host_scratch : s->scratch,
                               .pinned = op->pinned,
                               .scratch_bytes = s->scratch_bytes,
                               .epoch = s->epoch,
@@ -29,7 +29,7 @@ int32_t bpi_dense_rms(struct bp_session *s, struct bpi_bound *const *dense, int3
                                   .w = bpi_t1((void *)(uintptr_t)w, BP_DT_F32, x->dim[1]),
                                   .y = *y,
                                   .eps = s->hp->rms_eps};
-    return BPI_RUN(op, layer, bp_dense_ops, rms, &l, &a);
+    return BPI_OP(s, op, bp_dense_ops, rms, BP_DENSE_OP_RMS, &l, &a);
 }
 
 static int32_t matmul(struct bp_session *s, const struct bpi_site *site, uint32_t first, uint32_t n,
@@ -54,7 +54,7 @@ static int32_t matmul(struct bp_session *s, const struct bpi_site *site, uint32_
     if (prologue == BP_PROLOGUE_RMS)
         a.norm_w = bpi_t1((void *)(uintptr_t)norm_w, BP_DT_F32, site->cols);
     if (epilogue == BP_EPILOGUE_ADD) a.residual = *residual;
-    return BPI_RUN(op, layer, bp_quant_ops, matmul, &l, &a);
+    return BPI_OP(s, op, bp_quant_ops, matmul, BP_QUANT_OP_MATMUL, &l, &a);
 }
 
 /* y = a op b with dense.add or dense.silu_mul. */
@@ -66,8 +66,8 @@ static int32_t pair(struct bp_session *s, struct bpi_bound *const *dense, uint32
     struct bp_launch l = bpi_step_launch(s, op, layer);
     struct bp_dense_pair_args args = {
         .h = BP_HDR(struct bp_dense_pair_args, y), .a = *a, .b = *b, .y = *y};
-    return which == BP_DENSE_OP_ADD ? BPI_RUN(op, layer, bp_dense_ops, add, &l, &args)
-                                    : BPI_RUN(op, layer, bp_dense_ops, silu_mul, &l, &args);
+    return which == BP_DENSE_OP_ADD ? BPI_OP(s, op, bp_dense_ops, add, which, &l, &args)
+                                    : BPI_OP(s, op, bp_dense_ops, silu_mul, which, &l, &args);
 }
 
 int32_t bpi_site_run(struct bp_session *s, const struct bpi_site *site,

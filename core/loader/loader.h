@@ -37,6 +37,7 @@ struct bpi_candidate {
     const struct bpi_refusal *refusal; /* the plugin cannot be used at all: the reason with its whole text and the command
                                         * that mends it (loader/plugin_file.h), alive as long as the loader; else NULL */
     uint32_t on_host;                  /* 1: computes on the host although the rank's device is another */
+    uint32_t declines_device;          /* 1: it was not asked, because it has no op for the rank's device */
 };
 
 /* Engine services that plugins get through bp_host. */
@@ -86,6 +87,8 @@ void bpi_loader_ask(const struct bp_op_ref *op, const char *provider, const void
  * files by name, opened now if need be, then the registered ones in order), each in the slot's wrappers, and takes the
  * first whose verdict is not NO. *cands (cap entries) keeps every answer in order, *n_cands how many were asked. *chosen
  * is the index of the winner. A plugin that cannot be used at all counts as an answer where `auto` comes to it.
+ * A provider without an op for `dev` may serve with one for the host, except devices themselves: at once where it is
+ * named, under `auto` only when nobody serves on the device. Its candidate then says on_host.
  * Errors: BP_E_CONFIG when nobody serves, with slot, layer, and every provider's reasons in the text; BP_E_CONFIG or
  * BP_E_ABI when a plugin that is named cannot be used at all (with engine.fallback = warn it is passed over). */
 int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,

@@ -54,8 +54,8 @@ struct walk {
     const struct bp_device *dev;
     const void *problem;
     struct bpi_candidate *cands;
-    size_t cap, n;
-    struct bp_op_ref op; /* of the winner, which is cands[n - 1] */
+    size_t cap, n, won;
+    struct bp_op_ref op; /* of the winner, which is cands[won] */
     bool found;
     char where[96];
 };
@@ -82,10 +82,44 @@ static struct bpi_candidate *next_candidate(struct walk *w, const char *provider
     return c;
 }
 
-static int32_t ask_plugin(struct walk *w, const struct bpi_plugin *p, struct bp_error *err)
+/* Gets the op on one device, in its wrappers, and asks it. */
+static int32_t ask_on(struct walk *w, const char *provider, const struct bp_device *dev,
+                      struct bpi_candidate *c, struct bp_error *err)
+{
+    struct bp_error why = BP_ERROR_INIT;
+    int32_t rc = bpi_loader_op(w->l, provider, w->iface, dev, &w->op, &why);
+    if (rc == BP_E_NOMEM) { /* no verdict on the provider: another try may well succeed */
+        return bpi_fail(err, rc, "loader", w->where, "%s: %s", provider, why.msg);
+    }
+    if (rc == BP_OK) {
+        /* Wrappers may have a say in the answer, and what is wrong with them is no fault of the provider. */
+        BP_TRY(bpi_loader_wrap(w->l, w->slot, w->iface, w->layer, dev, &w->op, err));
+        bpi_loader_ask(&w->op, provider, w->problem, c);
+    } else {
+        uint32_t code = rc == BP_E_ABI ? BP_R_ABI : rc == BP_DECLINED ? BP_R_FEATURE : BP_R_LOAD;
+        bpi_candidate_refuse(c, code, "", why.msg);
+        c->declines_device = rc == BP_DECLINED;
+    }
+    w->found = c->verdict.level != BP_V_NO;
+    w->won = (size_t)(c - w->cands);
+    return BP_OK;
+}
+
+/* An op that computes on the host can serve another device, with its tensors carried; a device cannot. */
+static int32_t ask_on_host(struct walk *w, struct bpi_candidate *c, struct bp_error *err)
+{
+    const bool elsewhere = w->dev != NULL && w->dev->kind != BP_DEV_HOST;
+    if (!elsewhere || !c->declines_device || strcmp(w->iface, "bp.device") == 0) return BP_OK;
+    reset_candidate(c, c->provider);
+    BP_TRY(ask_on(w, c->provider, NULL, c, err));
+    c->on_host = 1;
+    return BP_OK;
+}
+
+static int32_t ask_plugin(struct walk *w, const struct bpi_plugin *p, bool named,
+                          struct bp_error *err)
 {
     struct bpi_candidate *c = next_candidate(w, p->name, err);
-    struct bp_error why = BP_ERROR_INIT;
     struct bpi_refusal unfit;
     if (c == NULL) return BP_E_LIMIT;
     if (!bpi_desc_fits_device(p->desc, w->dev, &unfit)) {
@@ -93,20 +127,8 @@ static int32_t ask_plugin(struct walk *w, const struct bpi_plugin *p, struct bp_
         c->refusal = NULL; /* it dies here; the reason holds its numbers */
         return BP_OK;
     }
-    int32_t rc = bpi_loader_op(w->l, p->name, w->iface, w->dev, &w->op, &why);
-    if (rc == BP_E_NOMEM) { /* no verdict on the provider: another try may well succeed */
-        return bpi_fail(err, rc, "loader", w->where, "%s: %s", p->name, why.msg);
-    }
-    if (rc == BP_OK) {
-        /* Wrappers may have a say in the answer, and what is wrong with them is no fault of the provider. */
-        BP_TRY(bpi_loader_wrap(w->l, w->slot, w->iface, w->layer, w->dev, &w->op, err));
-        bpi_loader_ask(&w->op, p->name, w->problem, c);
-    } else {
-        uint32_t code = rc == BP_E_ABI ? BP_R_ABI : rc == BP_DECLINED ? BP_R_FEATURE : BP_R_LOAD;
-        bpi_candidate_refuse(c, code, "", why.msg);
-    }
-    w->found = c->verdict.level != BP_V_NO;
-    return BP_OK;
+    BP_TRY(ask_on(w, p->name, w->dev, c, err));
+    return named ? ask_on_host(w, c, err) : BP_OK;
 }
 
 /* Once per plugin and loader: it was passed over, and would have been asked. */
@@ -122,10 +144,10 @@ static void tell_refused(const struct walk *w, struct bpi_found *f)
 }
 
 /* A plugin in a file. What cannot be used is kept with its reason; whether that is an error, the caller knows. */
-static int32_t ask_found(struct walk *w, struct bpi_found *f, struct bp_error *err)
+static int32_t ask_found(struct walk *w, struct bpi_found *f, bool named, struct bp_error *err)
 {
     int32_t rc = bpi_found_open(w->l, f, err);
-    if (rc == BP_OK) return ask_plugin(w, bpi_loader_find(w->l, f->name), err);
+    if (rc == BP_OK) return ask_plugin(w, bpi_loader_find(w->l, f->name), named, err);
     if (rc != BP_DECLINED) return rc;
     struct bpi_candidate *c = next_candidate(w, f->name, err);
     if (c == NULL) return BP_E_LIMIT;
@@ -156,7 +178,7 @@ static int32_t ask_all(struct walk *w, struct bp_error *err)
     for (size_t i = 0; i < l->n_found && !w->found; ++i) {
         struct bpi_found *f = l->found[i];
         if (!may_offer(f, w->iface) || was_asked(w, f->name)) continue;
-        BP_TRY(ask_found(w, f, err));
+        BP_TRY(ask_found(w, f, false, err));
         if (f->state == BPI_FOUND_REFUSED) tell_refused(w, f);
     }
     for (const struct bpi_plugin *p = l->newest; p != NULL && n < MAX_FIXED; p = p->older) {
@@ -167,8 +189,9 @@ static int32_t ask_all(struct walk *w, struct bp_error *err)
         if (p->desc->kind != BP_KIND_BACKEND || bpi_plugin_entry(p->desc, w->iface) == NULL ||
             was_asked(w, p->name))
             continue;
-        BP_TRY(ask_plugin(w, p, err));
+        BP_TRY(ask_plugin(w, p, false, err));
     }
+    for (size_t i = 0; i < w->n && !w->found; ++i) BP_TRY(ask_on_host(w, &w->cands[i], err));
     return BP_OK;
 }
 
@@ -201,14 +224,14 @@ static int32_t ask_named(struct walk *w, const char *name, struct bp_error *err)
         if (f == NULL) return bpi_loader_fail_unknown(l, name, w->where, err);
         if (f->state == BPI_FOUND_READY && f->file.note.kind == BP_KIND_WRAPPER)
             return refuse_wrapper(w, name, err);
-        BP_TRY(ask_found(w, f, err));
+        BP_TRY(ask_found(w, f, true, err));
         if (f->state != BPI_FOUND_REFUSED) return BP_OK;
         if (!falls_back(w)) return bpi_found_fail(f, w->where, err);
         tell_refused(w, f);
         return BP_OK;
     }
     if (p->desc->kind != BP_KIND_BACKEND) return refuse_wrapper(w, name, err);
-    return ask_plugin(w, p, err);
+    return ask_plugin(w, p, true, err);
 }
 
 static int32_t ask_list(struct walk *w, const char *list, struct bp_error *err)
@@ -220,10 +243,13 @@ static int32_t ask_list(struct walk *w, const char *list, struct bp_error *err)
     return BP_OK;
 }
 
-static void format_refusals(const struct walk *w, size_t n, struct bpi_buf *b)
+/* All answers but the winner's, when there is one. */
+static void format_refusals(const struct walk *w, struct bpi_buf *b)
 {
-    for (size_t i = 0; i < n; ++i) {
-        if (i != 0) bpi_buf_puts(b, "; ");
+    size_t n = 0;
+    for (size_t i = 0; i < w->n; ++i) {
+        if (w->found && i == w->won) continue;
+        if (n++ != 0) bpi_buf_puts(b, "; ");
         bpi_candidate_format(&w->cands[i], b);
     }
     if (n == 0) bpi_buf_printf(b, "no registered plugin offers %s", w->iface);
@@ -232,10 +258,10 @@ static void format_refusals(const struct walk *w, size_t n, struct bpi_buf *b)
 /* Says what was passed over, and why: the choice must never be a riddle. */
 static void log_choice(const struct walk *w)
 {
-    const struct bpi_candidate *winner = &w->cands[w->n - 1];
+    const struct bpi_candidate *winner = &w->cands[w->won];
     struct bpi_buf why = {0};
     if (w->n > 1) {
-        format_refusals(w, w->n - 1, &why);
+        format_refusals(w, &why);
         bpi_logf(w->l->env.log, BPI_LOG_INFO, "loader", "%s: takes %s, because %s", w->where,
                  winner->provider, why.data != NULL ? why.data : "others refused");
     }
@@ -266,7 +292,7 @@ int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *if
     int32_t rc = ask_list(&w, list, err);
     if (rc == BP_OK && !w.found && falls_back(&w)) {
         struct bpi_buf why = {0};
-        format_refusals(&w, w.n, &why);
+        format_refusals(&w, &why);
         bpi_logf(l->env.log, BPI_LOG_WARN, "loader",
                  "%s: \"%s\" cannot serve, looking for another: %s", w.where, list,
                  why.data != NULL ? why.data : "");
@@ -277,7 +303,7 @@ int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *if
     if (rc != BP_OK) return rc;
     if (!w.found) {
         struct bpi_buf why = {0};
-        format_refusals(&w, w.n, &why);
+        format_refusals(&w, &why);
         rc = why.failed ? bpi_fail_nomem(err, "loader", why.cap)
                         : bpi_fail(err, BP_E_CONFIG, "loader", w.where,
                                    "no provider of \"%s\" can serve: %s", list,
@@ -285,7 +311,7 @@ int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *if
         bpi_buf_free(&why);
         return rc;
     }
-    *chosen = w.n - 1;
+    *chosen = w.won;
     *out = w.op;
     log_choice(&w);
     return BP_OK;

@@ -23,6 +23,7 @@ struct fake {
     int n_decode, n_prefill, n_quant, n_prepare;
     int32_t fail_layer; /* decode fails there; -1: nowhere */
     const char *fail_msg;
+    bool takes_device; /* has ops for every device: for choosing only, it computes on the host all the same */
 };
 static struct fake fakes[N_FAKES];
 
@@ -95,7 +96,8 @@ static inline int32_t check_cache(const struct fake *f, const void *problem, str
                                    struct bp_error *err)                                                               \
     {                                                                                                                  \
         struct fake *f = &fakes[i];                                                                                    \
-        BP_TRY(f->ref->op_create(plugin, e, dev, inner, n_inner, out, err));                                           \
+        BP_TRY(f->ref->op_create(plugin, e, f->takes_device && strcmp(e->iface, "bp.device") != 0 ? NULL : dev, inner, \
+                                 n_inner, out, err));                                                                  \
         if (strcmp(e->iface, "bp.mla.decode") == 0) {                                                                  \
             f->decode = f->ref_decode = *(const struct bp_mla_decode_ops *)(const void *)out->vt;                      \
             f->decode.base.supports = decode_supports_##i;                                                             \
