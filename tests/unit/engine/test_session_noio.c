@@ -130,7 +130,10 @@ static void check_failure(int how, int32_t rc, const struct bp_error *err)
     }
     if (rc ==
         BP_OK) { /* what was only read needs no close, and a look at a file that is already mapped is a courtesy */
-        ck_assert_msg(io_fail_call() == IO_CLOSE || io_fail_call() == IO_STAT,
+        /* Plugins in the build's folder that no slot names: `auto` passes over what cannot be read. */
+        const size_t len = strlen(file);
+        const bool plugin = len > 3 && strcmp(file + len - 3, ".so") == 0;
+        ck_assert_msg(io_fail_call() == IO_CLOSE || io_fail_call() == IO_STAT || plugin,
                       "%s of %s with %d went unnoticed", call, file, how);
         return;
     }
