@@ -11,7 +11,7 @@
 #include <string.h>
 #include "base/base.h"
 #include "base/pool.h"
-#include "harness/bp_oracle.h"
+#include "cases/bp_oracle.h"
 #include "ref/ref.h"
 #include "ref/ref_priv.h"
 
@@ -27,7 +27,7 @@ struct rig {
     int64_t fail_at;   /* the n-th allocation from now fails; 0: none does */
     struct bp_launch launch;
     unsigned char *scratch_end; /* guard bytes follow */
-    struct bpi_rng rng;
+    struct kit_rng rng;
 };
 
 static inline uint64_t rig_seed(void)
@@ -84,7 +84,7 @@ static inline int32_t rig_try_open(struct rig *g, const char *round, struct bp_e
                                .mem_free = rig_free,
                                .parallel_for = rig_for};
     g->launch = (struct bp_launch){.h = BP_HDR(struct bp_launch, reserved), .layer = -1};
-    bpi_rng_seed(&g->rng, rig_seed());
+    kit_rng_seed(&g->rng, rig_seed());
     g->desc = bpi_ref_query(&q);
     ck_assert_ptr_nonnull(g->desc);
     void *plugin = NULL;

@@ -8,7 +8,7 @@
 #include "base/base.h"
 #include "base/half.h"
 #include "block/block.h"
-#include "harness/bp_oracle.h"
+#include "cases/bp_oracle.h"
 
 enum { N = 64 };
 
@@ -21,8 +21,8 @@ struct pair {
 
 static void pair_make(struct pair *p)
 {
-    struct bpi_rng rng;
-    bpi_rng_seed(&rng, 7);
+    struct kit_rng rng;
+    kit_rng_seed(&rng, 7);
     for (int i = 0; i < 2 * N; ++i) {
         p->exact[i] = bp_oracle_normal(&rng);
         p->base[i] = p->exact[i] + bp_oracle_uniform(&rng) * 1e-4;
@@ -142,10 +142,10 @@ END_TEST
 
 START_TEST(rounding_is_that_of_the_formats)
 {
-    struct bpi_rng rng;
-    bpi_rng_seed(&rng, 11);
+    struct kit_rng rng;
+    kit_rng_seed(&rng, 11);
     for (int i = 0; i < 200000; ++i) {
-        uint32_t bits = (uint32_t)bpi_rng_u64(&rng);
+        uint32_t bits = (uint32_t)kit_rng_u64(&rng);
         if (i % 2 == 1)
             bits = (bits & 0xff800000u) | ((bits & 0x7fu) << 16) | (bits & 1u) |
                    (i % 4 == 1 ? 0x8000u : 0u); /* ties */
@@ -172,8 +172,8 @@ END_TEST
 
 START_TEST(weights_are_what_core_block_decodes)
 {
-    struct bpi_rng rng;
-    bpi_rng_seed(&rng, 3);
+    struct kit_rng rng;
+    kit_rng_seed(&rng, 3);
     for (uint32_t type = 0; type < BP_GGUF_COUNT; ++type) {
         const struct bpi_block_info *info = bpi_block_info(type);
         struct bp_oracle_weight w;

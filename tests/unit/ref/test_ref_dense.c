@@ -230,7 +230,7 @@ static void rope_case(struct bench *b, int64_t n, int64_t width, uint32_t x_dtyp
         rig_fill_normal(&b->g, &c, 1.0);
         rig_fill_normal(&b->g, &s, 1.0);
         for (int64_t i = 0; i < n; ++i)
-            *rig_int(&pos, i) = (int32_t)bpi_rng_below(&b->g.rng, N_POS);
+            *rig_int(&pos, i) = (int32_t)kit_rng_below(&b->g.rng, N_POS);
         struct bp_dense_rope_args a = {.h = BP_HDR(struct bp_dense_rope_args, reserved),
                                        .x = x.t,
                                        .y = y.t,
@@ -410,7 +410,7 @@ static void embed_case(struct bench *b, uint32_t type, int64_t width, uint32_t y
     rig_prepare(&b->g, &b->op, &p);
     struct rig_tensor ids = rig_tensor1(BP_DT_I32, N), y = rig_tensor2(y_dtype, N, width, 3);
     for (int64_t i = 0; i < N; ++i)
-        *rig_int(&ids, i) = i == 0 ? VOCAB - 1 : (int32_t)bpi_rng_below(&b->g.rng, VOCAB);
+        *rig_int(&ids, i) = i == 0 ? VOCAB - 1 : (int32_t)kit_rng_below(&b->g.rng, VOCAB);
     struct bp_dense_embed_args a = {
         .h = BP_HDR(struct bp_dense_embed_args, y), .table = table, .ids = ids.t, .y = y.t};
     ck_assert_int_eq(b->ops->embed(b->op.self, &b->g.launch, &a, NULL), BP_OK);

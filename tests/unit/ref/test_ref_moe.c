@@ -101,7 +101,7 @@ static void call_open(struct bench *b, struct call *c, const struct shape *s, in
     rig_fill_normal(&b->g, &c->gates, 0.5);
     for (int64_t i = 0; i < n_tok * s->n_used; ++i) {
         *rig_int(&c->ids, i) =
-            (int32_t)bpi_rng_below(&b->g.rng, (uint64_t)s->n_expert + 1) - 1; /* -1: nobody */
+            (int32_t)kit_rng_below(&b->g.rng, (uint64_t)s->n_expert + 1) - 1; /* -1: nobody */
     }
     c->args = (struct bp_moe_run_args){.h = BP_HDR(struct bp_moe_run_args, reserved),
                                        .weights = handle,

@@ -32,9 +32,9 @@ static void pick(struct bench *b, const struct rig_tensor *x, const struct rig_t
 }
 
 /* A number from a small set, so that ties are everywhere; sometimes a NaN or an infinity. */
-static double spiky(struct bpi_rng *rng, int kind)
+static double spiky(struct kit_rng *rng, int kind)
 {
-    uint64_t n = bpi_rng_below(rng, 20);
+    uint64_t n = kit_rng_below(rng, 20);
     if (kind == 2 && n < 12) return NAN;
     if (n == 0 && kind > 0) return NAN;
     if (n == 1 && kind > 0) return INFINITY;

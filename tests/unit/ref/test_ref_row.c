@@ -11,8 +11,8 @@ static const uint32_t float_dtypes[] = {BP_DT_F32, BP_DT_F16, BP_DT_BF16};
 
 START_TEST(loads_are_exact_and_round_when_asked)
 {
-    struct bpi_rng rng;
-    bpi_rng_seed(&rng, rig_seed());
+    struct kit_rng rng;
+    kit_rng_seed(&rng, rig_seed());
     for (size_t d = 0; d < BPI_ARRAY_LEN(float_dtypes); ++d) {
         for (int64_t n = 0; n < 40; ++n) {
             float raw[40], got[42];
@@ -38,8 +38,8 @@ END_TEST
 /* The oracle rounds in double; an implementation that went through F32 first would differ on ties made by that. */
 START_TEST(stores_round_once)
 {
-    struct bpi_rng rng;
-    bpi_rng_seed(&rng, rig_seed());
+    struct kit_rng rng;
+    kit_rng_seed(&rng, rig_seed());
     static const double special[] = {0.0,
                                      -0.0,
                                      1.0 + 0x1p-9,
@@ -70,7 +70,7 @@ START_TEST(stores_round_once)
     for (int k = 0; k < 20000; ++k) {
         double v = k < (int)BPI_ARRAY_LEN(special)
                        ? special[k]
-                       : ldexp(bp_oracle_normal(&rng), (int)bpi_rng_below(&rng, 60) - 45);
+                       : ldexp(bp_oracle_normal(&rng), (int)kit_rng_below(&rng, 60) - 45);
         const bool nudge = k >= (int)BPI_ARRAY_LEN(special);
         if (nudge && k % 3 == 1)
             v = bp_oracle_round(v, BP_ORACLE_BF16) * (1.0 + 0x1p-9) + v * 0x1p-40; /* near a tie */
@@ -101,8 +101,8 @@ END_TEST
 
 START_TEST(float_stores_match_double_stores)
 {
-    struct bpi_rng rng;
-    bpi_rng_seed(&rng, rig_seed());
+    struct kit_rng rng;
+    kit_rng_seed(&rng, rig_seed());
     for (size_t d = 0; d < BPI_ARRAY_LEN(float_dtypes); ++d) {
         for (uint32_t round = BPI_REF_ROUND_NONE; round <= BPI_REF_ROUND_F16; ++round) {
             float v[33], a[33], b[33];
@@ -142,10 +142,10 @@ static double lane_order(const double *a, const double *b, int64_t n)
 START_TEST(sums_have_one_order)
 {
     enum { N = 1031 };
-    struct bpi_rng rng;
+    struct kit_rng rng;
     static float a[N], b[N];
     static double ad[N], bd[N];
-    bpi_rng_seed(&rng, rig_seed());
+    kit_rng_seed(&rng, rig_seed());
     for (int i = 0; i < N; ++i) {
         ad[i] = (double)(a[i] = (float)(bp_oracle_normal(&rng) *
                                         pow(2.0, bp_oracle_uniform(&rng) * 12.0)));
@@ -171,8 +171,8 @@ END_TEST
 
 START_TEST(axpy_adds_one_product_each)
 {
-    struct bpi_rng rng;
-    bpi_rng_seed(&rng, rig_seed());
+    struct kit_rng rng;
+    kit_rng_seed(&rng, rig_seed());
     for (int64_t n = 0; n < 35; ++n) {
         double y[36], want[36];
         float x[36];
@@ -191,14 +191,14 @@ END_TEST
 START_TEST(products_do_not_depend_on_the_tile)
 {
     enum { COLS = 83, ROWS = 21, TOKS = 23, PAD = 2 };
-    struct bpi_rng rng;
+    struct kit_rng rng;
     static float w[ROWS * (COLS + PAD)];
     static double x[TOKS * (COLS + PAD)], y[TOKS * 40];
     int32_t pick[TOKS];
-    bpi_rng_seed(&rng, rig_seed());
+    kit_rng_seed(&rng, rig_seed());
     for (size_t i = 0; i < BPI_ARRAY_LEN(w); ++i) w[i] = (float)bp_oracle_normal(&rng);
     for (size_t i = 0; i < BPI_ARRAY_LEN(x); ++i) x[i] = (double)(float)bp_oracle_normal(&rng);
-    for (int i = 0; i < TOKS; ++i) pick[i] = (int32_t)bpi_rng_below(&rng, TOKS);
+    for (int i = 0; i < TOKS; ++i) pick[i] = (int32_t)kit_rng_below(&rng, TOKS);
     for (int64_t rows = 0; rows <= ROWS; rows += 1 + rows / 7) {
         for (int64_t toks = 0; toks <= TOKS; toks += 1 + toks / 6) {
             for (int64_t cols = 0; cols <= COLS; cols += 1 + cols / 3) {
