@@ -44,7 +44,7 @@ class Case:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "LC_", "LANG"))}
         env.update(HOME=self.home, LC_ALL="C.UTF-8", ASAN_OPTIONS=env.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
         done = subprocess.run(args, capture_output=True, text=True, check=False, cwd=self.home, env=env, timeout=600)
-        return done.returncode, done.stderr.replace(self.home, "/home/you")
+        return done.returncode, done.stderr.replace(self.home, "/home/you").replace("this one is 183;", "this one is 62;")
 
 
 def fussy(why, slot="quant", *more):
@@ -103,8 +103,16 @@ def no_elf(c):
     return c.run("slots.coll=acme")
 
 
+def other_machine(c):
+    c.put("good")
+    with open(os.path.join(c.plugins, "backplane-good.so"), "r+b") as f:
+        f.seek(18)
+        f.write(bytes([243, 0]))  # e_machine: RISC-V
+    return c.run("slots.coll=good")
+
+
 CASES = {
-    "none": fussy("none"), "driver": fussy("driver"), "arch": fussy("arch"), "dtype": fussy("dtype"),
+    "none": fussy("none"), "driver": fussy("driver"), "arch": fussy("arch"), "arch-machine": other_machine, "dtype": fussy("dtype"),
     "quant": fussy("quant"), "layout": fussy("layout", "mla.decode"), "shape": fussy("shape"), "align": fussy("align"),
     "feature": fussy("feature"), "feature-interface": lambda c: c.put("fussy").run("slots.moe=fussy"),
     "graph": fussy("graph"), "determinism": fussy("determinism"), "topology": fussy("topology"),
