@@ -21,7 +21,8 @@
 
 static const struct bpi_config_key keys[] = {
     KEY_STR("engine", "device", "auto", 1, 63,
-            "Where the model runs: cpu, cuda:N (the N-th GPU), or auto. This version serves cpu, so auto means cpu."),
+            "Where the model runs: cpu, cuda:N (the N-th GPU, which needs a plugin for the device slot), or auto, which "
+            "means cpu in this version."),
     KEY_INT("engine", "threads", "auto", "auto", 1, 1024,
             "Worker threads of the CPU backends. auto = as many as this process may use cores."),
     KEY_INT("engine", "ctx", "auto", "auto", 1, 4194304,
@@ -57,8 +58,8 @@ static const struct bpi_config_key keys[] = {
     KEY_RANK_SLOT("coll", "Sums and gathers over ranks."),
 
     KEY_ENUM("kv", "dtype", "auto", "auto|f32|bf16|f16",
-             "Element type of the latent cache. auto = bf16. The chosen attention providers must all serve it, "
-             "or starting fails with their reasons."),
+             "Element type of the latent cache. auto = the first of bf16, f16 and f32 that providers of all attention "
+             "slots share. When none is shared, or the one asked for is not, starting fails and prints the sets."),
     KEY_POW2("kv", "block", "64", 16, 1024,
              "Tokens per cache block, a power of two."),
 

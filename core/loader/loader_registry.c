@@ -226,7 +226,8 @@ int32_t bpi_loader_fail_unknown(const struct bpi_loader *l, const char *name, co
     for (size_t i = 0; i < n; ++i) bpi_buf_printf(&known, "%s%s", i != 0 ? ", " : "", names[i]);
     const char *near = bpi_nearest(name, names, n);
     int32_t rc = bpi_fail(err, BP_E_CONFIG, "loader", where,
-                          "no provider is called \"%s\"%s%s%s; there are: %s", name,
+                          "no provider is called \"%s\"%s%s%s; there are: %s; see \"backplane plugins\"",
+                          name,
                           near != NULL ? " (did you mean \"" : "", near != NULL ? near : "",
                           near != NULL ? "\"?)" : "", known.data != NULL ? known.data : "none");
     bpi_buf_free(&known);
