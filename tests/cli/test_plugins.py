@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from shlex import quote
 
 from cli_case import CLI, ZOO_V3, CliCase, main, read, run
 
@@ -60,10 +61,10 @@ class Plugins(CliCase):
         good = self.install("good")
         os.chmod(good, 0o666)
         p = self.listed()["good"]
-        self.assertEqual((p["status"], p["mend"]), ("refused", f"chmod go-w {good}"))
+        self.assertEqual((p["status"], p["mend"]), ("refused", f"chmod go-w {quote(good)}"))
         os.chmod(self.tmp, 0o757)
         p = self.listed()["good"]
-        self.assertEqual(p["mend"], f"chmod go-w {self.tmp}")
+        self.assertEqual(p["mend"], f"chmod go-w {quote(self.tmp)}")
         for _ in range(2):
             mend = self.listed()["good"]["mend"]
             self.assertIn(mend, self.good("plugins", "-s", self.path).out.decode())
@@ -165,17 +166,17 @@ class Plugins(CliCase):
     def test_untrusted_places(self):
         good = self.install("good")
         os.chmod(self.tmp, 0o777)
-        self.refused(*RUN, "-s", self.path, says=(self.tmp, "everybody", f"chmod go-w {self.tmp}"), code="E_CONFIG")
+        self.refused(*RUN, "-s", self.path, says=(self.tmp, "everybody", f"chmod go-w {quote(self.tmp)}"), code="E_CONFIG")
         os.chmod(self.tmp, 0o755)
         os.chmod(good, 0o664)
-        self.refused(*RUN, "-s", self.path, "-s", "slots.coll=good", says=(f"chmod go-w {good}",), code="E_CONFIG")
+        self.refused(*RUN, "-s", self.path, "-s", "slots.coll=good", says=(f"chmod go-w {quote(good)}",), code="E_CONFIG")
         os.chmod(good, 0o644)
         open_folder = os.path.join(self.tmp, "open")
         os.mkdir(open_folder)
         os.chmod(open_folder, 0o777)
         os.rename(good, os.path.join(open_folder, "backplane-good.so"))
         os.symlink("open/backplane-good.so", good)
-        self.refused(*RUN, "-s", self.path, "-s", "slots.coll=good", says=f"chmod go-w {open_folder}")
+        self.refused(*RUN, "-s", self.path, "-s", "slots.coll=good", says=f"chmod go-w {quote(open_folder)}")
         self.refused(*RUN, "-s", "engine.plugin_path=plugins", says="relative path", code="E_CONFIG")
 
     def test_wrong_owner(self):
@@ -183,7 +184,7 @@ class Plugins(CliCase):
             self.skipTest("giving files to another user needs root")
         good = self.install("good")
         os.chown(good, 12345, 12345)
-        self.refused(*RUN, "-s", self.path, "-s", "slots.coll=good", says=("user 12345", f"chown 0 {good}"))
+        self.refused(*RUN, "-s", self.path, "-s", "slots.coll=good", says=("user 12345", f"chown 0 {quote(good)}"))
 
 
 if __name__ == "__main__":
