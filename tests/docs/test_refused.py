@@ -2,7 +2,8 @@
 
 A block `text example=NAME` of the page must be what the case of that name prints here; the folder of plugins reads
 /home/you/plugins in it. Plugins come from tests/unit/loader/plugins and from ./refused. BP_SOURCE, BP_BUILD, BP_CLI and
-BP_FUSSY are set by CMake. SPDX-License-Identifier: MIT
+BP_FUSSY are set by CMake; without them the release build is taken. After a change of words `test_refused.py --write` renews
+the page. SPDX-License-Identifier: MIT
 """
 import os
 import re
@@ -14,7 +15,10 @@ import unittest
 
 import doc_pages
 
-SOURCE, BUILD, CLI, FUSSY = (os.environ.get(n, "") for n in ("BP_SOURCE", "BP_BUILD", "BP_CLI", "BP_FUSSY"))
+SOURCE = os.environ.get("BP_SOURCE", os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+BUILD = os.environ.get("BP_BUILD", os.path.join(SOURCE, "build", "release"))
+CLI = os.environ.get("BP_CLI", os.path.join(BUILD, "tools", "cli", "backplane"))
+FUSSY = os.environ.get("BP_FUSSY", os.path.join(BUILD, "tests", "docs", "plugins", "backplane-fussy.so"))
 PAGE = os.path.join(SOURCE, "docs", "plugin-refused.md")
 MODEL = os.path.join(SOURCE, "tests", "data", "zoo", "zoo-v3.gguf")
 
@@ -140,13 +144,24 @@ def happen(name):
         return CASES[name](Case(folder))
 
 
+def write():
+    """Renews the page's examples from what is printed now."""
+    text = doc_pages.read(PAGE)
+    for name in CASES:
+        result = happen(name)
+        if result is not None:
+            last = result[1].splitlines()[-1]
+            text = re.sub(rf"(^```text example={name}\n).*?(\n```$)", lambda m, t=last: m.group(1) + t + m.group(2), text,
+                          flags=re.M | re.S)
+    with open(PAGE, "w", encoding="utf-8") as f:
+        f.write(text)
+
+
 class Refused(unittest.TestCase):
     def examples(self):
         for block in doc_pages.split(doc_pages.read(PAGE))[0]:
-            if block.words[:1] == ["text"]:
-                name = block.option("example", "") or next((w[8:] for w in block.words if w.startswith("example=")), "")
-                if name:
-                    yield name, block
+            if block.words[:1] == ["text"] and block.words[1:] and block.words[1].startswith("example="):
+                yield block.words[1][len("example="):], block
 
     def test_messages(self):
         seen = set()
@@ -178,8 +193,7 @@ class Refused(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--print"]:
-        for case in CASES:
-            print(f"{case}: {happen(case)}")
+    if sys.argv[1:] == ["--write"]:
+        write()
     else:
         unittest.main(argv=[sys.argv[0], "-v", *sys.argv[1:]])
