@@ -3,7 +3,70 @@
 
 #include <string.h>
 
-/* Tables must reach every slot of the interface that is not marked optional; a wrapper's need not. */
+/* Which function of a table an op of a problem needs. Interfaces that are not listed are served whole or not at all. */
+enum { EVERY_OP = -1 };
+struct need {
+    const char *iface;
+    int32_t op;
+    uint32_t offset;
+    const char *name;
+};
+// clang-format off
+#define NEED(iface, T, op, fn) {iface, op, (uint32_t)offsetof(struct T, fn), #fn}
+static const struct need needs[] = {
+#define F(op, fn) NEED("bp.dense", bp_dense_ops, BP_DENSE_OP_##op, fn)
+    F(EMBED, prepare), F(EMBED, release), F(EMBED, embed), F(RMS, rms), F(LAYERNORM, layernorm), F(ROPE, rope),
+    F(SILU_MUL, silu_mul), F(ADD, add), F(ARGMAX, argmax), F(TOPK, topk), F(MATMUL, matmul),
+#undef F
+#define F(op, fn) NEED("bp.quant", bp_quant_ops, op, fn)
+    F(EVERY_OP, format), F(EVERY_OP, prepare), F(EVERY_OP, release), F(BP_QUANT_OP_MATMUL, matmul),
+    F(BP_QUANT_OP_DEQUANTIZE, dequantize),
+#undef F
+#define F(op, fn) NEED("bp.moe", bp_moe_ops, BP_MOE_OP_##op, fn)
+    F(ROUTE, route), F(RUN, prepare), F(RUN, release), F(RUN, run),
+#undef F
+};
+// clang-format on
+
+/* These structs keep the op right behind the header. */
+BP_STATIC_ASSERT(offsetof(struct bp_dense_problem, op) == sizeof(struct bp_hdr),
+                 "op of a dense problem");
+BP_STATIC_ASSERT(offsetof(struct bp_quant_problem, op) == sizeof(struct bp_hdr),
+                 "op of a quant problem");
+BP_STATIC_ASSERT(offsetof(struct bp_moe_problem, op) == sizeof(struct bp_hdr),
+                 "op of a moe problem");
+
+static bool has_function(const struct bp_op_base *vt, size_t at)
+{
+    void *fn;
+    if (at + sizeof fn > vt->h.size) return false;
+    memcpy(&fn, (const unsigned char *)vt + at, sizeof fn);
+    return fn != NULL;
+}
+
+static bool by_op(const char *iface)
+{
+    for (size_t i = 0; i < KIT_LEN(needs); ++i) {
+        if (strcmp(needs[i].iface, iface) == 0) return true;
+    }
+    return false;
+}
+
+const char *kit_missing_slot(const struct bp_op_ref *op, const char *iface, const void *problem)
+{
+    uint32_t asked;
+    memcpy(&asked, (const unsigned char *)problem + sizeof(struct bp_hdr), sizeof asked);
+    for (size_t i = 0; i < KIT_LEN(needs); ++i) {
+        const struct need *n = &needs[i];
+        if (strcmp(n->iface, iface) != 0 || (n->op != EVERY_OP && (uint32_t)n->op != asked))
+            continue;
+        if (!has_function(op->vt, n->offset)) return n->name;
+    }
+    return NULL;
+}
+
+/* Tables must reach the functions of every op, those of interfaces with several ops the first three; a wrapper's need not.
+ * What a problem needs besides is looked for when supports() says yes to it. */
 static bool whole_table(struct kit_bench *b)
 {
     const struct kit_iface *f = kit_iface_of(b->iface);
@@ -14,14 +77,12 @@ static bool whole_table(struct kit_bench *b)
                         "the table says it is of interface `%s`",
                         vt->iface != NULL ? vt->iface : "(null)");
     if (b->subject.desc->kind == BP_KIND_WRAPPER) return true;
-    if (vt->h.size < f->table_bytes)
+    const size_t end = by_op(b->iface) ? BP_END(struct bp_op_base, tensors) : f->table_bytes;
+    if (vt->h.size < end)
         return kit_fail(b->kit, "3.7", b->iface, "op table", NULL,
-                        "the table has %u bytes, the interface needs %u", vt->h.size,
-                        f->table_bytes);
-    for (size_t at = first; at < f->table_bytes; at += sizeof(void *)) {
-        void *fn;
-        memcpy(&fn, (const unsigned char *)vt + at, sizeof fn);
-        if (fn == NULL)
+                        "the table has %u bytes, the interface needs %zu", vt->h.size, end);
+    for (size_t at = first; at < end; at += sizeof(void *)) {
+        if (!has_function(vt, at))
             return kit_fail(b->kit, "3.7", b->iface, "op table", NULL, "slot %zu is NULL",
                             (at - first) / sizeof(void *));
     }

@@ -36,5 +36,7 @@ struct kit_bench {
 /* copy: not NONE puts the kit's own wrapper around it. false after a finding or a note; nothing is open then. */
 bool kit_bench_open(struct kit *k, struct kit_bench *b, const char *iface, uint32_t copy);
 void kit_bench_close(struct kit_bench *b);
+/* The function that a problem of the interface needs and the op's table lacks: its name, or NULL. */
+const char *kit_missing_slot(const struct bp_op_ref *op, const char *iface, const void *problem);
 
 #endif

@@ -163,6 +163,12 @@ bool bp_case_begin(struct bp_case_suite *s, struct bp_case_target *target, const
         note_declined(s);
         return false;
     }
+    const char *missing = kit_missing_slot(&target->op, s->iface, problem);
+    if (missing != NULL) {
+        (void)bp_case_fail(s, "3.7", "supports() says yes, and the op table has no %s()", missing);
+        target->n_failed++;
+        return false;
+    }
     tell_claim(s);
     if (!bp_case_memory(s->kit, s->iface, &target->op, problem, &s->launch, &s->ws, s))
         s->failed = true;
