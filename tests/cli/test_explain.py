@@ -141,6 +141,9 @@ class Profiles(CliCase):
             r = run("explain", "--json", "-m", MODEL, "-c", profile(name), *one_rank, *ctx, *stand_in,
                     "-s", "engine.device=cpu")
             self.assertEqual(r.rc, 0, r)
+            spoken = run("run", "-m", MODEL, "-c", profile(name), *one_rank, *ctx, *stand_in, "-s", "engine.device=cpu",
+                         "-p", "1 2 3 4 5 6 7 8 9 10", "-n", "2", "--temp", "0")
+            self.assertEqual((spoken.rc, spoken.out), (0, b" 11\n"), spoken)
             rows = [(s["slot"], s["layers"]) for s in r.json()["slots"]]
             if name == "ab-attention":
                 self.assertIn(("mla.decode", "0-4"), rows, "equal answers share a row")
