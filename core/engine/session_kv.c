@@ -355,13 +355,13 @@ int32_t bpi_session_negotiate(struct bp_session *s, struct bp_error *err)
         if (!is_auto) break;
         rc = try_model(s, dtypes[d].dtype, t, &why);
         if (rc == BP_OK) first = d;
+        if (rc != BP_OK && !is_refusal(rc)) bpi_fail(err, rc, "engine", why.where, "%s", why.msg);
         if (rc == BP_OK || !is_refusal(rc)) break;
         bpi_buf_printf(&passed, "%s%s is not served by all in layer %u (%s)",
                        passed.len > 0 ? "; " : "", dtypes[d].name, t->layer, why.msg);
     }
     if (first == N_DTYPES) first = 0; /* the table of keys knows no others */
-    if (rc != BP_OK && !is_refusal(rc)) first = d;
-    rc = settle_model(s, first, t, err);
+    if (rc == BP_OK || is_refusal(rc)) rc = settle_model(s, first, t, err);
     if (rc == BP_OK) {
         rc = bpi_decisions_dtype(s->decisions, asked, dtypes[first].name,
                                  passed.data != NULL ? passed.data : "", err);
