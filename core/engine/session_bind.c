@@ -87,6 +87,8 @@ int32_t bpi_op_failed(const struct bpi_bound *op, int32_t layer, const char *fn,
     return rc;
 }
 
+enum { MAX_ALIGN = 256 }; /* what alloc() of bp.device gives */
+
 static void grow_workspace(struct bp_workspace *ws, const struct bp_workspace *more)
 {
     if (more->persistent_bytes > ws->persistent_bytes)
@@ -127,6 +129,13 @@ int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, con
     }
     struct bp_workspace ws = {.h = BP_HDR(struct bp_workspace, persistent_zeroed)};
     BP_TRY(ref->vt->workspace(ref->self, problem, &ws, err));
+    if (ws.align < 64 || ws.align > MAX_ALIGN || (ws.align & (ws.align - 1)) != 0) {
+        return bpi_fail(
+            err, BP_E_ABI, "engine", provider,
+            "workspace() of %s asks for memory aligned to %u bytes; a power of two from "
+            "64 to %d was expected",
+            provider, ws.align, MAX_ALIGN);
+    }
     grow_workspace(&b->ws, &ws);
     if (out_ws != NULL) *out_ws = ws;
     *out = b;

@@ -6,6 +6,8 @@
 #include "loader/loader_priv.h"
 
 #include <dlfcn.h>
+#include <fenv.h>
+#include <float.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,11 +19,18 @@ enum { N_SIGNALS = 32, MAX_LOCALE = 512 };
 
 struct habits {
     char locale[MAX_LOCALE];
+    fenv_t arithmetic;
+    int rounding;
+    bool has_tiny; /* half of the smallest normal float is not zero */
     struct sigaction act[N_SIGNALS];
 };
 
 static void note_habits(struct habits *h)
 {
+    const volatile float smallest = FLT_MIN;
+    (void)fegetenv(&h->arithmetic);
+    h->rounding = fegetround();
+    h->has_tiny = smallest / 2.0f != 0.0f;
     const char *locale = setlocale(LC_ALL, NULL);
     (void)snprintf(h->locale, sizeof h->locale, "%s", locale != NULL ? locale : "C");
     for (int i = 1; i < N_SIGNALS; ++i) {
@@ -30,8 +39,23 @@ static void note_habits(struct habits *h)
     }
 }
 
+/* Libraries that were linked with -ffast-math do this as soon as they are loaded. */
+static bool arithmetic_kept(const struct habits *before, const struct habits *now,
+                            struct bpi_refusal *why)
+{
+    if (now->rounding == before->rounding && now->has_tiny == before->has_tiny) return true;
+    (void)fesetenv(&before->arithmetic);
+    bpi_refuse(why, BP_R_SELFTEST,
+               "the plugin changed %s for the whole thread, which a plugin may not do; it was set "
+               "back%s",
+               now->rounding != before->rounding ? "how numbers are rounded"
+                                                 : "what becomes of tiny numbers",
+               now->rounding != before->rounding ? "" : " (is it linked with -ffast-math?)");
+    return false;
+}
+
 /* The locale decides how numbers are read and written everywhere in the process, so a plugin that changes it is refused
- * and the change undone. Handlers of signals are told only: libraries for many machines are known to set their own, and
+ * and the change undone; the same goes for the arithmetic of this thread. Handlers of signals are told only: libraries for many machines are known to set their own, and
  * to work without them is not for us to try. */
 static bool habits_kept(const struct bpi_loader *l, const struct habits *before, const char *name,
                         struct bpi_refusal *why)
@@ -43,6 +67,7 @@ static bool habits_kept(const struct bpi_loader *l, const struct habits *before,
         bpi_logf(l->env.log, BPI_LOG_WARN, "loader", "plugin %s changed what signal %d does", name,
                  i);
     }
+    if (!arithmetic_kept(before, &now, why)) return false;
     if (strcmp(now.locale, before->locale) == 0) return true;
     (void)setlocale(LC_ALL, before->locale);
     bpi_refuse(

@@ -105,17 +105,41 @@ static int32_t check_key(const struct bpi_config *config, const char *name,
                     near != NULL ? near : "", near != NULL ? "\"?" : "");
 }
 
+static bool known_type(const char *type)
+{
+    static const char *const plain[] = {"string", "int", "float", "bool"};
+    for (size_t i = 0; i < BPI_ARRAY_LEN(plain); ++i) {
+        if (strcmp(type, plain[i]) == 0) return true;
+    }
+    return strncmp(type, "enum:", 5) == 0 && type[5] != '\0';
+}
+
+/* What the texts of this file are made of. Defaults are the plugin's own affair: it gets no value when none is set. */
+static int32_t check_keys(const char *name, const struct bp_plugin_desc *desc, struct bp_error *err)
+{
+    for (uint32_t i = 0; i < desc->n_cfg; ++i) {
+        const struct bp_cfg_key *k = key_at(desc, i);
+        if (k->name != NULL && k->type != NULL && k->doc != NULL && known_type(k->type)) continue;
+        return bpi_fail(err, BP_E_ABI, "loader", name,
+                        "key %u of the plugin (\"%s\") has no name, no text, or no type that this "
+                        "engine knows (\"%s\"); mend its struct bp_cfg_key",
+                        i, k->name != NULL ? k->name : "", k->type != NULL ? k->type : "");
+    }
+    return BP_OK;
+}
+
 int32_t bpi_plugin_check_config(const struct bpi_config *config, const char *name,
                                 const struct bp_plugin_desc *desc, struct bp_error *err)
 {
     const char *key, *value;
     if (desc->n_cfg > MAX_KEYS ||
-        (desc->n_cfg != 0 && desc->cfg_stride < sizeof(struct bp_cfg_key))) {
+        (desc->n_cfg != 0 && (desc->cfg == NULL || desc->cfg_stride < sizeof(struct bp_cfg_key)))) {
         return bpi_fail(
             err, BP_E_ABI, "loader", name,
             "the plugin declares %u keys of %u bytes; at most %d of at least %zu were expected",
             desc->n_cfg, desc->cfg_stride, MAX_KEYS, sizeof(struct bp_cfg_key));
     }
+    BP_TRY(check_keys(name, desc, err));
     for (size_t i = 0; config != NULL && bpi_config_plugin_key_at(config, name, i, &key, &value);
          ++i) {
         BP_TRY(check_key(config, name, desc, key, value, err));

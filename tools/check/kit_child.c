@@ -54,16 +54,16 @@ static void on_fault(int sig, siginfo_t *info, void *context)
     struct kit_place *p = k->place;
     (void)context;
     if ((sig == SIGSEGV || sig == SIGBUS) && kit_guard_find(info->si_addr, &hit)) {
-        const bool in_struct = strncmp(hit.name, "struct ", 7) == 0 ||
-                               strcmp(hit.name, "the reasons of a verdict") == 0;
+        const bool in_struct = strncmp(hit.name, "struct ", 7) == 0;
         const bool inside =
             hit.offset >= 0 && (uint64_t)hit.offset < hit.n_bytes; /* it was made unwritable */
         const char *rule = strcmp(hit.name, "the host table") == 0 ? (inside ? "3.3" : "3.1")
-                           : in_struct                             ? (k->stage == 5 ? "5.2"
-                                                                      : inside      ? "3.3"
-                                                                                    : "3.2")
-                           : inside                                ? "6.2"
-                                                                   : "6.10";
+                           : strcmp(hit.name, "the reasons of a verdict") == 0 ? "3.6"
+                           : in_struct ? (k->stage == 5 ? "5.2"
+                                          : inside      ? "3.3"
+                                                        : "3.2")
+                           : inside    ? "6.2"
+                                       : "6.10";
         k->mute = false;
         (void)kit_fail(k, rule, p->iface, p->op, NULL,
                        "%s: access to byte %lld of %s, which has %zu bytes (%s)", signal_name(sig),

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT */
 #include "cli.h"
 #include "bus.h"
+#include "leave.h"
 #include "man.h"
 
 #include <errno.h>
@@ -208,5 +209,8 @@ int main(int argc, char **argv)
     const struct cli_command *cmd = find_command(name);
     if (cmd == NULL) return unknown_command(name, json);
     bus_init(cmd->name, json);
-    return run_command(cmd, argc - 2, argv + 2, json);
+    leave_init(cmd->name, json);
+    const int status = run_command(cmd, argc - 2, argv + 2, json);
+    leave_expected();
+    return status;
 }

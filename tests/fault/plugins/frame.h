@@ -26,7 +26,7 @@ enum fault {
     F_SHORT_TABLE, F_CUT_TABLE, F_NULL_SUPPORTS, F_NULL_WORKSPACE, F_NULL_TENSORS, F_NULL_RUN, F_NULL_TABLE,
     /* life */
     F_CRASH_CONSTRUCTOR, F_CRASH_OPEN, F_CRASH_RUN, F_CRASH_EXIT, F_EXIT_OPEN, F_ABORT_OPEN, F_HANG_OPEN, F_THROWS,
-    F_LOCALE_IN_RUN, F_ROUNDING, F_SIGNALS, F_PRINTS, F_KEEPS_THREAD, F_LEAKS_MEMORY, F_LEAKS_FILES, F_SHARED_STATE,
+    F_LOCALE_IN_RUN, F_ROUNDING, F_FLUSHES_TINY, F_SIGNALS, F_PRINTS, F_KEEPS_THREAD, F_LEAKS_MEMORY, F_LEAKS_FILES, F_SHARED_STATE,
     F_ACCEPTS_BAD,
     /* supports, workspace, tensors */
     F_READS_PAST_PROBLEM, F_IGNORES_EXT, F_TOO_MANY_REASONS, F_NO_WITHOUT_REASON, F_SLOW_SUPPORTS, F_ODD_ALIGNMENT,
@@ -105,6 +105,11 @@ static void misbehave_in_open(void)
         break;
     case F_ROUNDING:
         (void)fesetround(FE_UPWARD);
+        break;
+    case F_FLUSHES_TINY: /* as libraries do that were linked with -ffast-math */
+#if defined(__x86_64__)
+        __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040u);
+#endif
         break;
     case F_SIGNALS:
         (void)signal(SIGTERM, on_signal);
