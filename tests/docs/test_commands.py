@@ -7,6 +7,7 @@ stream with the block `text output` below it.
 BP_SOURCE, BP_BUILD and the tools are set by CMake. SPDX-License-Identifier: MIT
 """
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,8 @@ class Failure(Exception):
 def script_of(blocks, out):
     """One script for all blocks: each in the same shell, its output and status in files of their own. A block is a group,
     so that variables and the folder carry over; the status is that of its last command, and set -e stops before."""
-    parts = ["trap 'echo $? >\"$bp_status\"' EXIT", ""]
+    parts = ["umask 022", "trap 'echo $? >\"$bp_status\"' EXIT", ""]  # files that others can write are no plugins
+    out = shlex.quote(out)
     for i, block in enumerate(blocks):
         wanted = int(block.option("exit", "0"))
         *first, last = joined(block.lines)
