@@ -19,6 +19,9 @@ ENV = {name: os.environ.get(name, "") for name in ("BP_SOURCE", "BP_BUILD", "BP_
 # Of these pages at least so many blocks are run: marks that are lost must not go unnoticed.
 LEAST = {"README.md": 2, "docs/plugin-guide.md": 10}
 
+# Pages keep options with paths in shell variables, so they run where paths hold no spaces.
+PLAIN_TEMP = "/tmp" if " " in tempfile.gettempdir() else None
+
 
 class Failure(Exception):
     pass
@@ -112,7 +115,7 @@ class Commands(unittest.TestCase):
             text = doc_pages.read(os.path.join(ENV["BP_SOURCE"], page))
             if not list(pairs(text)):
                 continue
-            with self.subTest(page=page), tempfile.TemporaryDirectory(prefix="bp-docs-") as folder:
+            with self.subTest(page=page), tempfile.TemporaryDirectory(prefix="bp-docs-", dir=PLAIN_TEMP) as folder:
                 try:
                     n_in[page] = check_page(page, text, folder, make_home(folder))
                 except Failure as e:
