@@ -75,7 +75,7 @@ class Man(CliCase):
                               capture_output=True, check=False)
         self.assertEqual(done.returncode, 0, done)
         found = {name for _, _, names in os.walk(os.path.join(self.tmp, "share", "man", "man1")) for name in names}
-        self.assertEqual(found, {"backplane.1", *(f"backplane-{name}.1" for name in self.commands())})
+        self.assertEqual(found, {"backplane.1", "backplane-check.1", *(f"backplane-{name}.1" for name in self.commands())})
 
 
 if __name__ == "__main__":
