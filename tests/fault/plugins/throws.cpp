@@ -1,4 +1,4 @@
-// throws.cpp - an exception that leaves a plugin: nothing above it catches one. SPDX-License-Identifier: MIT
+/* throws.cpp - an exception that leaves a plugin: nothing above it catches one. SPDX-License-Identifier: MIT */
 extern "C" void bp_fault_throw(void);
 extern "C" void bp_fault_throw(void)
 {
