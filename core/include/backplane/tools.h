@@ -1,4 +1,4 @@
-/* tools.h - what inspect, verify, tokenize, quantize, plugins, explain, config, plan and doctor need beyond backplane.h.
+/* tools.h - what inspect, verify, tokenize, quantize, plugins, explain, config, plan, ab and doctor need beyond backplane.h.
  * UNSTABLE: may change in any release; public so that tools stay outside of core.
  * SPDX-License-Identifier: MIT */
 #ifndef BP_TOOLS_H
@@ -353,6 +353,162 @@ struct bp_session_memory {
 };
 BP_NOPAD(struct bp_session_memory, scratch);
 void bp_session_memory(const struct bp_session *s, struct bp_session_memory *out);
+
+/* ---- writing a GGUF: golden files ---- */
+
+struct bp_gguf_writer;
+int32_t bp_gguf_writer_create(struct bp_gguf_writer **out, struct bp_error *err);
+void bp_gguf_writer_destroy(struct bp_gguf_writer *w); /* NULL accepted */
+/* What fails here is told by save. Keys and names are copied; data stays valid until save. ne in file order; type: F32
+ * or I32 of enum bp_gguf_type. */
+void bp_gguf_writer_u32(struct bp_gguf_writer *w, const char *key, uint32_t v);
+void bp_gguf_writer_str(struct bp_gguf_writer *w, const char *key, const char *v, size_t n);
+void bp_gguf_writer_tensor(struct bp_gguf_writer *w, const char *name, uint32_t type, uint32_t n_dim, const int64_t *ne,
+                           const void *data);
+/* A temporary name and a rename: `path` is whole or untouched. Errors: BP_E_ARG a name twice, another type; BP_E_IO;
+ * BP_E_NOMEM. */
+int32_t bp_gguf_writer_save(struct bp_gguf_writer *w, const char *path, struct bp_error *err);
+
+/* ---- A/B: two configurations on the same tokens ---- */
+
+enum bp_ab_mode {
+    BP_AB_SHADOW = 0, /* A runs; each op of B gets A's very inputs */
+    BP_AB_FREE = 1    /* two whole runs, compared at every tap */
+};
+/* The same-precision baseline: ref with this rounding. AUTO: the coarsest that either side uses. */
+enum bp_ab_baseline { BP_AB_BASE_AUTO = 0, BP_AB_BASE_NONE = 1, BP_AB_BASE_BF16 = 2, BP_AB_BASE_F16 = 3 };
+
+/* Numbers made elsewhere, in place of side B (free mode). */
+struct bp_ab_golden {
+    struct bp_hdr h;
+    const float *logits;        /* (n_rows, n_vocab): of the last n_rows ids */
+    const float *const *hidden; /* (n_hidden) each (n_ids, n_embd): embd, blk.0.out, ..., output_norm; n_hidden 0: none */
+    uint32_t n_rows, n_hidden;
+};
+BP_NOPAD(struct bp_ab_golden, n_hidden);
+
+/* One side. Its configuration is read while bp_ab_run runs. */
+struct bp_ab_side {
+    struct bp_hdr h;
+    struct bp_model *model;
+    const struct bp_config *config;
+    uint32_t chunk; /* tokens of the prompt per step, 0 = batch_tokens; both alike in shadow mode */
+    uint32_t batch; /* sequences in each step, 0 = 1; the others hold tokens of their own. Likewise */
+};
+BP_NOPAD(struct bp_ab_side, batch);
+
+struct bp_ab_params {
+    struct bp_hdr h;
+    struct bp_ab_side a, b;            /* b.model NULL: golden */
+    const struct bp_ab_golden *golden; /* NULL: b */
+    const int32_t *ids;
+    uint32_t n_ids, n_new;             /* n_new: tokens that A picks after them, greedily; both sides then get A's */
+    uint32_t mode, baseline;           /* enum bp_ab_mode, enum bp_ab_baseline */
+    double max_kl, max_abs;            /* of the logits; NaN: no limit of its own */
+    uint64_t seed;                     /* of the order of timing and of the bootstrap */
+    const char *dump;                  /* patterns of A's taps (free mode: of B's too), NULL = none; see bp_ab_tap */
+    const struct bp_callbacks *cb;     /* may be NULL */
+};
+BP_NOPAD(struct bp_ab_params, cb);
+
+enum bp_ab_status { BP_AB_OK = 0, BP_AB_FLIP = 1, BP_AB_FAIL = 2 }; /* FLIP: only where the gap is below the precision */
+
+struct bp_ab_flip {
+    uint32_t pos;     /* of the token in its sequence */
+    int32_t a, b;     /* what each side chose */
+    uint32_t wide;    /* 1: the gap is wider than the precision in use */
+    double gap;       /* between the exact scores of both; NaN: unknown */
+};
+struct bp_ab_time {   /* microseconds of one call; all 0 without samples */
+    double median, lo, hi; /* lo, hi: 95 % bootstrap interval of the median */
+    uint64_t n;
+};
+
+/* One op at one place: shadow: all calls of one slot for one tensor of one layer; free: one tap. In order of execution. */
+struct bp_ab_op {
+    struct bp_hdr h;
+    const char *slot, *op, *tap;          /* "quant", "matmul", "blk.3.attn.q_lora" */
+    const char *provider_a, *provider_b;  /* "" in free mode where several share a tap */
+    const char *text;                     /* one sentence when it is no OK, else "" */
+    int32_t layer;                        /* -1 outside of layers */
+    uint32_t status;                      /* enum bp_ab_status */
+    uint32_t made_here;                   /* 1: not inherited from an earlier op; always in shadow mode */
+    uint32_t worst_pos;                   /* token of the largest difference */
+    uint64_t calls, n_rows;               /* rows compared */
+    uint64_t n_skipped;                   /* free mode: rows behind a flip, which say nothing */
+    double max_abs, max_rel, norm_rel;    /* B against A; rel: of the row's maximum, and as norms. NaN: not finite alike */
+    double baseline_max_abs, baseline_norm_rel; /* ref rounded against ref exact; 0 where it was not needed */
+    uint64_t n_flips, n_wide;
+    const struct bp_ab_flip *flips;       /* the first of them */
+    uint64_t n_flips_kept;
+    struct bp_ab_time time_a, time_b;
+    double bytes, flops;                  /* of one median call: weights and tensors touched; 0 = unknown */
+};
+BP_NOPAD(struct bp_ab_op, flops);
+
+/* Logits after the token at `pos`. */
+struct bp_ab_position {
+    struct bp_hdr h;
+    uint32_t pos, overlap;        /* overlap: of the ten most probable tokens */
+    int32_t a_id, b_id;           /* most probable */
+    double kl, kl_ba;             /* KL(A || B), KL(B || A) in nats */
+    double max_abs, mean_abs;
+    double gap;                   /* between A's logits of both ids; 0 when they agree */
+};
+BP_NOPAD(struct bp_ab_position, gap);
+
+struct bp_ab_summary {
+    struct bp_hdr h;
+    uint32_t mode, pass;
+    const char *text;             /* the verdict in one sentence */
+    const char *precision;        /* of the baseline: "f32", "bf16", "f16" */
+    int32_t first;                /* op of the first difference that fails, else of the first difference, -1: none */
+    uint32_t made_here;           /* of it */
+    const char *first_text;       /* one sentence, "" without */
+    int32_t first_token;          /* position where the most probable tokens first differ, -1: nowhere */
+    uint32_t n_pos;
+    uint32_t n_ops, n_fail, n_flip; /* of ops */
+    double max_abs, mean_abs, kl, kl_ba, topk_overlap; /* logits: maximum; means over positions; overlap 0..1 */
+    double max_kl;
+    uint32_t top_k, reserved;     /* what the overlap counts */
+    double seconds_a, seconds_b;  /* spent in calls of each side (free: in steps) */
+    double seconds;               /* everything after loading */
+    uint64_t n_steps_a, n_steps_b;
+    struct bp_session_memory memory_a, memory_b;
+    uint64_t compare_bytes;       /* kept for the comparison itself, sessions of ref included */
+};
+BP_NOPAD(struct bp_ab_summary, compare_bytes);
+
+/* Immutable. Texts and arrays live as long as the object. */
+struct bp_ab;
+/* Opens both sides, runs, compares, closes both sides. That they differ is no error: see the summary. Errors: BP_E_ARG
+ * sides that this mode cannot compare; as bp_session_open and bp_session_step, naming the side. */
+int32_t bp_ab_run(const struct bp_ab_params *p, struct bp_ab **out, struct bp_error *err);
+void bp_ab_close(struct bp_ab *ab); /* NULL accepted */
+void bp_ab_summary(const struct bp_ab *ab, struct bp_ab_summary *out);
+int32_t bp_ab_op(const struct bp_ab *ab, uint32_t i, struct bp_ab_op *out); /* BP_DECLINED past the end; likewise below */
+int32_t bp_ab_position(const struct bp_ab *ab, uint32_t i, struct bp_ab_position *out);
+/* All ids, those that A picked included. */
+const int32_t *bp_ab_ids(const struct bp_ab *ab, uint32_t *out_n);
+/* Logits of A (side 0) or B (1) after position i. NULL out of range. */
+const float *bp_ab_logits(const struct bp_ab *ab, uint32_t side, uint32_t i);
+/* As bp_session_choice, of that side. */
+int32_t bp_ab_choice(const struct bp_ab *ab, uint32_t side, uint32_t i, struct bp_choice *out);
+/* "bf16", "mla.bf16.576" of a side; "" for a golden file. */
+const char *bp_ab_kv_dtype(const struct bp_ab *ab, uint32_t side);
+const char *bp_ab_kv_layout(const struct bp_ab *ab, uint32_t side);
+
+/* A kept tap of one side, its rows in order of positions. */
+struct bp_ab_tap {
+    struct bp_hdr h;
+    const char *name;
+    uint32_t side, integer;       /* integer: data are int32 */
+    uint64_t n_rows, width;
+    const void *data;             /* (n_rows, width) float or int32_t */
+    const uint32_t *pos;          /* (n_rows) */
+};
+BP_NOPAD(struct bp_ab_tap, pos);
+int32_t bp_ab_tap(const struct bp_ab *ab, uint32_t i, struct bp_ab_tap *out);
 
 /* ---- the reference backend ---- */
 
