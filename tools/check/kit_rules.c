@@ -9,7 +9,7 @@ static const struct kit_rule rules[] = {
     {"0.2", "it has one note of owner Backplane, well-formed", "the loader does not know it as a plugin"},
     {"0.3", "the note names this ABI: major and minor", "the loader refuses it before any code runs: ABI"},
     {"0.4", "it exports bp_plugin_query_v1 and nothing else", "its symbols meet those of other plugins; without the entry: LOAD"},
-    {"0.5", "every library in NEEDED is found", "the loader refuses it: LOAD, naming the library"},
+    {"0.5", "every library in NEEDED is found", "the loader refuses it: LIBRARY, naming the library"},
     {"0.6", "RUNPATH holds $ORIGIN or absolute folders only", "what is loaded depends on where the program was started"},
     {"0.7", "static thread-local storage stays below 4 KiB", "dlopen fails once the reserve of the process is used up: LOAD"},
     {"0.8", "no symbol is bound as unique", "two plugins share one variable, in spite of RTLD_LOCAL"},

@@ -113,7 +113,7 @@ static void check_needed(struct kit *k, const struct kit_elf *e)
         const char *lib = kit_elf_string(e, at);
         kit_at(k, "0.5", "", lib, "looking for a library");
         if (in_runpath(k, runpath, lib) || dlopen(lib, RTLD_LAZY | RTLD_LOCAL) != NULL) continue;
-        (void)kit_refuse(k, "0.5", BP_R_LOAD, lib, NULL, "%s is not found; RUNPATH is `%s`", lib,
+        (void)kit_refuse(k, "0.5", BP_R_LIBRARY, lib, NULL, "%s is not found; RUNPATH is `%s`", lib,
                          runpath);
     }
 }
