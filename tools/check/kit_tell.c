@@ -95,6 +95,7 @@ bool kit_refuse(struct kit *k, const char *rule, uint32_t reason, const char *op
 void kit_note(struct kit *k, const char *iface, const char *fmt, ...)
 {
     struct kit_record r = {.kind = KIT_NOTE};
+    if (k->mute) return;
     va_list args;
     va_start(args, fmt);
     (void)vsnprintf(r.seen, sizeof r.seen, fmt, args);
@@ -139,7 +140,8 @@ void kit_at(struct kit *k, const char *rule, const char *iface, const char *op, 
 void kit_enter(struct kit *k)
 {
     k->place->steps = k->place->steps + 1;
-    k->place->in_plugin = k->place->in_plugin + 1; /* calls of tensors() lie within calls of an op */
+    k->place->in_plugin =
+        k->place->in_plugin + 1; /* calls of tensors() lie within calls of an op */
 }
 
 void kit_leave(struct kit *k)

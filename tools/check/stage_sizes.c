@@ -202,6 +202,16 @@ static void reasons_and_extensions(struct kit *k, const struct kit_bench *b,
         (void)ask_guarded(k, b, &q, cap, sizeof(struct bp_reason) + 8, 0, &a);
     }
     (void)kit_guard_free_all(k);
+    /* Other refusals, with room for fewer reasons than they have. */
+    struct kit_rng rng;
+    kit_rng_seed(&rng, k->o->seed + 3);
+    for (uint32_t i = 0; i < TRIES; ++i) {
+        kit_problem_make(b->iface, &rng, 24 + i, &q);
+        kit_problem_link(&q, b->iface);
+        kit_at(k, "3.6", k->iface, "supports", "a random problem with room for %u reasons", i % 2);
+        (void)ask_guarded(k, b, &q, i % 2, sizeof(struct bp_reason) + 8, 0, &a);
+        (void)kit_guard_free_all(k);
+    }
 }
 
 /* ---- args and launch ---- */

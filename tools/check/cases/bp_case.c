@@ -35,6 +35,9 @@ void bp_case_close(struct bp_case_suite *s)
                        "all of %u problems were declined", t->n_declined);
     if (s->n_flips != 0)
         kit_note(s->kit, s->iface, "%u choices differed below the precision in use", s->n_flips);
+    if (s->n_stopped != 0)
+        kit_note(s->kit, s->iface,
+                 "%u calls whose outputs are not finite were stopped by the wrapper", s->n_stopped);
     kit_bench_close(&s->bench);
     free(s);
 }

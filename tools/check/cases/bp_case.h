@@ -33,7 +33,7 @@ struct bp_case_suite {
     struct kit_rng rng;
     uint64_t seed;
     struct bp_case_target own;
-    uint32_t n_flips, n_begun;
+    uint32_t n_flips, n_begun, n_stopped;
 
     /* the case at hand */
     struct bp_case_target *target;

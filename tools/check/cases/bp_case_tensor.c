@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backplane/sdk_tensor.h"
 #include "kit_guard.h"
 
 enum { FILL = 0xff };
@@ -140,6 +141,32 @@ static bool check_guards(struct bp_case_suite *s, const struct bp_case_tensor *t
     return good;
 }
 
+/* Is there anything but finite numbers in what was written? */
+static bool outputs_are_finite(const struct bp_case_suite *s)
+{
+    for (uint32_t i = 0; i < s->n_tensors; ++i) {
+        const struct bp_case_tensor *t = &s->tensors[i];
+        for (int64_t e = 0; t->is_output && bp_is_float(t->t.dtype) && e < bp_case_count(t); ++e) {
+            if (!isfinite(bp_case_get(t, e))) return false;
+        }
+    }
+    return true;
+}
+
+/* A wrapper may stop a call whose outputs hold a NaN: that is what some are for. The op below then gives the outputs. */
+static int32_t stopped(struct bp_case_suite *s, bp_case_call *call, void *arg, struct bp_error *err)
+{
+    const struct bp_op_ref op = s->target->op;
+    s->target->op = s->bench.bare;
+    for (uint32_t i = 0; i < s->n_tensors; ++i)
+        memcpy(s->tensors[i].t.data, s->tensors[i].start, s->tensors[i].n_bytes);
+    int32_t rc = call(s, arg, err);
+    s->target->op = op;
+    if (rc == BP_OK && outputs_are_finite(s)) rc = BP_E_NUMERIC;
+    s->n_stopped += rc == BP_OK;
+    return rc;
+}
+
 static bool call_once(struct bp_case_suite *s, bp_case_call *call, void *arg)
 {
     struct bp_error err = BP_ERROR_INIT;
@@ -150,6 +177,8 @@ static bool call_once(struct bp_case_suite *s, bp_case_call *call, void *arg)
     kit_leave(s->kit);
     h->in_call = 0;
     err.msg[sizeof err.msg - 1] = '\0';
+    if (rc == BP_E_NUMERIC && s->bench.subject.desc->kind == BP_KIND_WRAPPER)
+        rc = stopped(s, call, arg, &err);
     if (rc != BP_OK)
         return bp_case_fail(s, rc == BP_DECLINED ? "5.6" : "6.1", "the call returned %s: %.200s",
                             kit_status_name(rc), err.msg);

@@ -15,7 +15,9 @@ struct mla_suite {
     struct kit_bench bench;
     struct kit_rng rng;
     char label[160]; /* of the case at hand */
-    unsigned n_case, n_declined, n_failed, n_begun;
+    unsigned n_case, n_declined, n_failed, n_begun, n_stopped;
+    const struct bp_tensor *ports; /* of the call at hand */
+    uint32_t n_ports;
     bool failed, has_nan;
 };
 
