@@ -1,5 +1,5 @@
 /* plugin.c - template of a plugin in plain C: one attention backend, "bp.mla.decode" on the CPU.
- * Correct for every plain cache layout and every shape; simple rather than fast. Sums are f32 in a fixed order, so a row
+ * Correct for every plain cache layout and every shape; simple rather than fast. Sums are double in a fixed order, so a row
  * has the same bits whatever its neighbours and the number of threads.
  * Steps 1 to 8 are what you change. Threads: as plugin.h says. SPDX-License-Identifier: MIT */
 #include <backplane/sdk.h>
@@ -48,14 +48,14 @@ static int32_t decode_supports(void *self, const void *problem, struct bp_verdic
 /* Step 4: memory. One function takes the parts, for workspace() to count and for run() to lay out. */
 struct scratch {
     float *q, *key; /* (SLICES, width) */
-    float *acc;     /* (SLICES, latent) */
+    double *acc;    /* (SLICES, latent) */
 };
 
 static void take_scratch(struct bp_area *a, uint64_t width, uint64_t latent, struct scratch *s)
 {
     s->q = bp_area_take(a, SLICES * width, sizeof(float));
     s->key = bp_area_take(a, SLICES * width, sizeof(float));
-    s->acc = bp_area_take(a, SLICES * latent, sizeof(float));
+    s->acc = bp_area_take(a, SLICES * latent, sizeof(double));
 }
 
 static int32_t decode_workspace(void *self, const void *problem_max, struct bp_workspace *out,
@@ -82,32 +82,32 @@ struct job {
     int64_t n_head, width, latent; /* width = C + R, latent = C */
 };
 
-static float dot(const float *a, const float *b, int64_t n)
+static double dot(const float *a, const float *b, int64_t n)
 {
-    float part[LANES] = {0};
+    double part[LANES] = {0};
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        for (int64_t j = 0; j < LANES; ++j) part[j] += a[i + j] * b[i + j];
+        for (int64_t j = 0; j < LANES; ++j) part[j] += (double)a[i + j] * b[i + j];
     }
-    for (; i < n; ++i) part[i % LANES] += a[i] * b[i];
+    for (; i < n; ++i) part[i % LANES] += (double)a[i] * b[i];
     return ((part[0] + part[1]) + (part[2] + part[3])) +
            ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
 /* Softmax of one query over keys that arrive one at a time: the sums are kept relative to the largest score so far. */
 struct softmax {
-    float max, sum;
+    double max, sum;
 };
 
-static void softmax_add(struct softmax *s, float score, const float *value, float *acc, int64_t n)
+static void softmax_add(struct softmax *s, double score, const float *value, double *acc, int64_t n)
 {
-    if (score > s->max || s->sum == 0.0f) {
-        const float shrink = s->sum == 0.0f ? 0.0f : expf(s->max - score);
+    if (score > s->max || s->sum == 0.0) {
+        const double shrink = s->sum == 0.0 ? 0.0 : exp(s->max - score);
         for (int64_t i = 0; i < n; ++i) acc[i] *= shrink;
         s->sum *= shrink;
         s->max = score;
     }
-    const float weight = expf(score - s->max);
+    const double weight = exp(score - s->max);
     s->sum += weight;
     for (int64_t i = 0; i < n; ++i) acc[i] += weight * value[i];
 }
@@ -130,13 +130,14 @@ static const void *pool_row(const struct job *j, int64_t slot)
     return block + slot % block_tok * j->width * bp_dtype_bytes(j->kv_dtype);
 }
 
-static void attend(const struct job *j, int64_t row, int64_t head, float *q, float *key, float *acc)
+static void attend(const struct job *j, int64_t row, int64_t head, float *q, float *key,
+                   double *acc)
 {
     const struct bp_mla_decode_args *a = j->a;
     const int64_t seq = a->meta->row_seq_host[row];
     int64_t n_key = a->meta->row_kv_len_host[row];
     const int32_t *list = NULL;
-    struct softmax soft = {-INFINITY, 0.0f};
+    struct softmax soft = {-INFINITY, 0.0};
 
     if (n_key > 0 && a->idx.data != NULL) {
         const int32_t n_list = *(const int32_t *)bp_at(&a->idx_len, row, 0, 0);
@@ -145,20 +146,19 @@ static void attend(const struct job *j, int64_t row, int64_t head, float *q, flo
             list = bp_at(&a->idx, row, 0, 0);
         }
     }
-    for (int64_t i = 0; i < j->latent; ++i) acc[i] = 0.0f;
+    for (int64_t i = 0; i < j->latent; ++i) acc[i] = 0.0;
     if (n_key > 0) bp_load(q, bp_at(&a->q, row, head, 0), a->q.dtype, j->width);
     for (int64_t at = 0; at < n_key; ++at) {
         const int64_t slot = key_slot(a, list, seq, at);
         if (slot < 0) continue;
         bp_load(key, pool_row(j, slot), j->kv_dtype, j->width);
-        softmax_add(&soft, a->scale * dot(q, key, j->width), key, acc, j->latent);
+        softmax_add(&soft, (double)a->scale * dot(q, key, j->width), key, acc, j->latent);
     }
-    if (soft.sum != 0.0f) { /* a row without keys gives 0 */
-        for (int64_t i = 0; i < j->latent; ++i) acc[i] /= soft.sum;
-    }
-    bp_store(bp_at(&a->out, row, head, 0), a->out.dtype, acc, j->latent);
+    for (int64_t i = 0; i < j->latent; ++i) /* a row without keys gives 0 */
+        q[i] = soft.sum != 0.0 ? (float)(acc[i] / soft.sum) : 0.0f;
+    bp_store(bp_at(&a->out, row, head, 0), a->out.dtype, q, j->latent);
     if (a->lse.data != NULL) {
-        const float lse = soft.sum != 0.0f ? soft.max + logf(soft.sum) : -INFINITY;
+        const float lse = soft.sum != 0.0 ? (float)(soft.max + log(soft.sum)) : -INFINITY;
         *(float *)bp_at(&a->lse, row, head, 0) = lse;
     }
 }
@@ -274,6 +274,6 @@ static void plugin_op_destroy(void *plugin, struct bp_op_ref *op)
 
 /* Step 8: note, descriptor and entry, all from this one list. */
 BP_PLUGIN(BP_KIND_BACKEND, NAME, "1.0.0",
-          BP_ABOUT("your name", "MIT", "mla.decode in plain C, f32 sums"), BP_NO_CUDA, BP_NO_KEYS,
-          BP_HOOKS(plugin_open, plugin_close, plugin_op_create, plugin_op_destroy),
+          BP_ABOUT("your name", "MIT", "mla.decode in plain C, double sums"), BP_NO_CUDA,
+          BP_NO_KEYS, BP_HOOKS(plugin_open, plugin_close, plugin_op_create, plugin_op_destroy),
           ("bp.mla.decode", "plain"));
