@@ -5,6 +5,7 @@ SPDX-License-Identifier: MIT
 """
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from shlex import quote
@@ -185,6 +186,57 @@ class Plugins(CliCase):
         good = self.install("good")
         os.chown(good, 12345, 12345)
         self.refused(*RUN, "-s", self.path, "-s", "slots.coll=good", says=("user 12345", f"chown 0 {quote(good)}"))
+
+    def mended(self, folder, guilty, mend, spoil, *more):
+        """Spoils one component of a path: it is named with the command that mends it, and that command does."""
+        spoil()
+        r = self.refused(*RUN, "-s", f"engine.plugin_path={folder}", "-s", "slots.coll=good", *more,
+                         says=(guilty, f"run: {mend}"), code="E_CONFIG")
+        said = re.search(r"; run: (.*)\n$", r.err.decode())
+        self.assertIsNotNone(said, r)
+        self.assertEqual(said.group(1), mend)
+        subprocess.run(said.group(1), shell=True, check=True)
+        out = self.good(*RUN, "-s", f"engine.plugin_path={folder}", "-s", "slots.coll=good", "--json", *more).json()
+        self.assertEqual([s["provider"] for s in out["backends"]["slots"] if s["slot"] == "coll"], ["good"])
+
+    def test_the_guilty_component_of_a_path(self):
+        outer = os.path.join(self.tmp, "outer")
+        inner = os.path.join(outer, "plugins")
+        os.makedirs(inner, 0o755)
+        os.chmod(outer, 0o755)
+        os.chmod(inner, 0o755)
+        good = os.path.join(inner, "backplane-good.so")
+        os.rename(self.install("good"), good)
+        link = os.path.join(self.tmp, "link")
+        os.symlink("outer/plugins", link)
+        for what, mode in ((outer, 0o777), (outer, 0o775), (inner, 0o757), (good, 0o646)):
+            for folder in (inner, link):  # a link is followed: where it leads to counts
+                with self.subTest(what=what, mode=oct(mode), folder=folder):
+                    self.mended(folder, what, f"chmod go-w {what}", lambda: os.chmod(what, mode))
+        # A file named by its absolute path, with a folder that is fine beside it.
+        with self.subTest("absolute file"):
+            os.mkdir(os.path.join(self.tmp, "empty"), 0o755)
+            self.mended(os.path.join(self.tmp, "empty"), outer, f"chmod go-w {outer}", lambda: os.chmod(outer, 0o777),
+                        "-s", f"plugin.good.file={good}")
+        # Others may put files into a sticky folder, and may not replace what is there.
+        os.chmod(outer, 0o1777)
+        self.good(*RUN, "-s", f"engine.plugin_path={inner}", "-s", "slots.coll=good")
+
+    def test_a_relative_file_in_a_section(self):
+        self.install("good")
+        r = run(*RUN, "-s", self.path, "-s", "plugin.good.file=./backplane-good.so", "-s", "slots.coll=good", cwd=self.tmp)
+        self.assertEqual((r.rc, r.out), (2, b""), r)
+        # Its note is not read, so it may be meant for any slot, and the first one with `auto` says so as well.
+        self.assertRegex(r.err.decode().splitlines()[-1], r'^backplane run: slot coll: plugin good cannot be used: '
+                                                          r'"./backplane-good.so" is a relative path; write an absolute one')
+
+    def test_wrong_owner_of_a_folder(self):
+        if os.geteuid() != 0:
+            self.skipTest("giving folders to another user needs root")
+        folder = os.path.join(self.tmp, "theirs")
+        os.mkdir(folder, 0o755)
+        os.rename(self.install("good"), os.path.join(folder, "backplane-good.so"))
+        self.mended(folder, "user 12345", f"chown 0 {folder}", lambda: os.chown(folder, 12345, 12345))
 
 
 if __name__ == "__main__":

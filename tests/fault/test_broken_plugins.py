@@ -82,8 +82,6 @@ class Broken(unittest.TestCase):
 
     def engine(self, fault):
         want = fault.engine
-        if want is None:
-            self.skipTest("it damages memory; what the engine then shows is chance")
         if isinstance(want, Hangs):
             with self.assertRaises(subprocess.TimeoutExpired):
                 self.verify(fault.name, fault.iface, HANGING)
@@ -182,7 +180,8 @@ class Broken(unittest.TestCase):
 
 def add_tests():
     for fault in FAULTS:
-        for what in ("engine", "kit"):
+        # What damages memory is not let into the engine: what that then shows is chance.
+        for what in ("engine", "kit") if fault.engine is not None else ("kit",):
             def one(self, fault=fault, what=what):
                 getattr(self, what)(fault)
             one.__doc__ = fault.wrong
