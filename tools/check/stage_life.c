@@ -29,12 +29,19 @@ struct instance {
     bool open;
 };
 
+/* Names the function that is about to be called; the rest of the place stays. */
+static void at_op(struct life *l, const char *op)
+{
+    (void)snprintf(l->k->place->op, sizeof l->k->place->op, "%s", op);
+}
+
 /* Opens an instance with all its ops on a host that was set up. false: n->rc, n->err, n->where; nothing is open. */
 static bool begin(struct life *l, struct instance *n)
 {
     n->err = (struct bp_error)BP_ERROR_INIT;
     n->where = "open";
     memset(n->ops, 0, sizeof n->ops);
+    at_op(l, "open");
     kit_enter(l->k);
     n->rc = l->desc->open(&n->host.table, &n->self, &n->err);
     n->open = n->rc == BP_OK;
@@ -42,6 +49,7 @@ static bool begin(struct life *l, struct instance *n)
         const bool wrapper = l->desc->kind == BP_KIND_WRAPPER;
         if (wrapper && l->inner[i].vt == NULL) continue;
         n->where = "op_create";
+        at_op(l, n->where);
         n->rc =
             l->desc->op_create(n->self, kit_op_at(l->desc, i), kit_host_device(),
                                wrapper ? &l->inner[i] : NULL, wrapper ? 1 : 0, &n->ops[i], &n->err);
@@ -62,10 +70,12 @@ static bool begin(struct life *l, struct instance *n)
 
 static void end(struct life *l, struct instance *n)
 {
+    at_op(l, "op_destroy");
     kit_enter(l->k);
     for (uint32_t i = l->n_ops; i-- > 0;) {
         if (n->ops[i].vt != NULL) l->desc->op_destroy(n->self, &n->ops[i]);
     }
+    at_op(l, "close");
     l->desc->close(n->self);
     kit_leave(l->k);
     n->open = false;
