@@ -158,7 +158,7 @@ static void sizes_of_problem(struct kit *k, const struct kit_bench *b, const str
     /* Shorter ones come from a host of another time: they are refused, or read as far as they go. */
     for (uint32_t n = sizeof(struct bp_hdr); n < p->n_bytes; n += 4) {
         struct asked a;
-        unsigned char *q = kit_guard_alloc(n, 4, KIT_AT_END, 0, "struct problem", k);
+        unsigned char *q = kit_guard_alloc((n + 7u) & ~7u, 8, KIT_AT_END, 0, "struct problem", k);
         if (q == NULL) return;
         memcpy(q, &p->p, n);
         ((struct bp_hdr *)(void *)q)->size = n;
