@@ -9,57 +9,50 @@
 
 #include <string.h>
 
-/* Where tensors and metadata lie in the args of each op that a step calls. */
-enum { META_NONE, META_COMMON, META_PREFILL, META_DECODE, MAX_PORTS = 5 };
-struct ports {
-    const char *iface;
-    uint32_t number, meta;
-    uint32_t at[MAX_PORTS]; /* offsets; 0 ends the list, the header is there */
-};
 // clang-format off
 #define AT(T, f) (uint32_t)offsetof(struct T, f)
-static const struct ports table[] = {
-    {"bp.dense", BP_DENSE_OP_EMBED, META_NONE, {AT(bp_dense_embed_args, ids), AT(bp_dense_embed_args, y)}},
-    {"bp.dense", BP_DENSE_OP_RMS, META_NONE,
+static const struct bpi_ports table[] = {
+    {"bp.dense", BP_DENSE_OP_EMBED, BPI_META_NONE, {AT(bp_dense_embed_args, ids), AT(bp_dense_embed_args, y)}},
+    {"bp.dense", BP_DENSE_OP_RMS, BPI_META_NONE,
      {AT(bp_dense_rms_args, x), AT(bp_dense_rms_args, add), AT(bp_dense_rms_args, w), AT(bp_dense_rms_args, y)}},
-    {"bp.dense", BP_DENSE_OP_ROPE, META_NONE,
+    {"bp.dense", BP_DENSE_OP_ROPE, BPI_META_NONE,
      {AT(bp_dense_rope_args, x), AT(bp_dense_rope_args, y), AT(bp_dense_rope_args, positions),
       AT(bp_dense_rope_args, cos_table), AT(bp_dense_rope_args, sin_table)}},
-    {"bp.dense", BP_DENSE_OP_SILU_MUL, META_NONE,
+    {"bp.dense", BP_DENSE_OP_SILU_MUL, BPI_META_NONE,
      {AT(bp_dense_pair_args, a), AT(bp_dense_pair_args, b), AT(bp_dense_pair_args, y)}},
-    {"bp.dense", BP_DENSE_OP_ADD, META_NONE,
+    {"bp.dense", BP_DENSE_OP_ADD, BPI_META_NONE,
      {AT(bp_dense_pair_args, a), AT(bp_dense_pair_args, b), AT(bp_dense_pair_args, y)}},
-    {"bp.quant", BP_QUANT_OP_MATMUL, META_NONE, /* and outs */
+    {"bp.quant", BP_QUANT_OP_MATMUL, BPI_META_NONE, /* and outs */
      {AT(bp_quant_matmul_args, x), AT(bp_quant_matmul_args, norm_w), AT(bp_quant_matmul_args, residual)}},
-    {"bp.mla.common", BP_MLA_OP_CACHE_WRITE, META_COMMON,
+    {"bp.mla.common", BP_MLA_OP_CACHE_WRITE, BPI_META_COMMON,
      {AT(bp_mla_cache_write_args, kv), AT(bp_mla_cache_write_args, norm_w), AT(bp_mla_cache_write_args, pool)}},
-    {"bp.mla.common", BP_MLA_OP_CACHE_GATHER, META_PREFILL,
+    {"bp.mla.common", BP_MLA_OP_CACHE_GATHER, BPI_META_PREFILL,
      {AT(bp_mla_cache_gather_args, pool), AT(bp_mla_cache_gather_args, c), AT(bp_mla_cache_gather_args, k_pe)}},
-    {"bp.mla.common", BP_MLA_OP_EXPAND, META_NONE,
+    {"bp.mla.common", BP_MLA_OP_EXPAND, BPI_META_NONE,
      {AT(bp_mla_expand_args, c), AT(bp_mla_expand_args, k_pe), AT(bp_mla_expand_args, k), AT(bp_mla_expand_args, v)}},
-    {"bp.mla.common", BP_MLA_OP_ABSORB, META_NONE, {AT(bp_mla_absorb_args, x), AT(bp_mla_absorb_args, y)}},
-    {"bp.mla.common", BP_MLA_OP_MERGE, META_NONE,
+    {"bp.mla.common", BP_MLA_OP_ABSORB, BPI_META_NONE, {AT(bp_mla_absorb_args, x), AT(bp_mla_absorb_args, y)}},
+    {"bp.mla.common", BP_MLA_OP_MERGE, BPI_META_NONE,
      {AT(bp_mla_merge_args, out), AT(bp_mla_merge_args, lse), AT(bp_mla_merge_args, other_out),
       AT(bp_mla_merge_args, other_lse)}},
-    {"bp.mla.prefill", BP_MLA_PREFILL_OP_RUN, META_PREFILL,
+    {"bp.mla.prefill", BP_MLA_PREFILL_OP_RUN, BPI_META_PREFILL,
      {AT(bp_mla_prefill_args, q), AT(bp_mla_prefill_args, k), AT(bp_mla_prefill_args, v),
       AT(bp_mla_prefill_args, out), AT(bp_mla_prefill_args, lse)}},
-    {"bp.mla.prefill", BP_MLA_PREFILL_OP_RUN_CONTEXT, META_PREFILL,
+    {"bp.mla.prefill", BP_MLA_PREFILL_OP_RUN_CONTEXT, BPI_META_PREFILL,
      {AT(bp_mla_prefill_args, q), AT(bp_mla_prefill_args, k), AT(bp_mla_prefill_args, v),
       AT(bp_mla_prefill_args, out), AT(bp_mla_prefill_args, lse)}},
-    {"bp.mla.decode", BP_MLA_DECODE_OP_RUN, META_DECODE, /* lse is not asked for in a step */
+    {"bp.mla.decode", BP_MLA_DECODE_OP_RUN, BPI_META_DECODE, /* lse is not asked for in a step */
      {AT(bp_mla_decode_args, q), AT(bp_mla_decode_args, pool), AT(bp_mla_decode_args, out),
       AT(bp_mla_decode_args, idx), AT(bp_mla_decode_args, idx_len)}},
-    {"bp.mla.index", BP_MLA_INDEX_OP_KEY_WRITE, META_COMMON,
+    {"bp.mla.index", BP_MLA_INDEX_OP_KEY_WRITE, BPI_META_COMMON,
      {AT(bp_mla_key_write_args, k), AT(bp_mla_key_write_args, norm_w), AT(bp_mla_key_write_args, norm_b),
       AT(bp_mla_key_write_args, pool)}},
-    {"bp.mla.index", BP_MLA_INDEX_OP_SELECT, META_DECODE,
+    {"bp.mla.index", BP_MLA_INDEX_OP_SELECT, BPI_META_DECODE,
      {AT(bp_mla_select_args, q), AT(bp_mla_select_args, w), AT(bp_mla_select_args, pool), AT(bp_mla_select_args, idx),
       AT(bp_mla_select_args, idx_len)}},
-    {"bp.moe", BP_MOE_OP_ROUTE, META_NONE,
+    {"bp.moe", BP_MOE_OP_ROUTE, BPI_META_NONE,
      {AT(bp_moe_route_args, logits), AT(bp_moe_route_args, bias), AT(bp_moe_route_args, ids),
       AT(bp_moe_route_args, weights)}},
-    {"bp.moe", BP_MOE_OP_RUN, META_NONE,
+    {"bp.moe", BP_MOE_OP_RUN, BPI_META_NONE,
      {AT(bp_moe_run_args, x), AT(bp_moe_run_args, ids), AT(bp_moe_run_args, gates), AT(bp_moe_run_args, y)}},
 };
 BP_STATIC_ASSERT(offsetof(struct bp_mla_cache_write_args, meta) == offsetof(struct bp_mla_cache_gather_args, meta) &&
@@ -69,9 +62,8 @@ BP_STATIC_ASSERT(offsetof(struct bp_mla_cache_write_args, meta) == offsetof(stru
                  offsetof(struct bp_mla_cache_write_args, meta) == offsetof(struct bp_mla_select_args, meta),
                  "metadata comes first everywhere");
 // clang-format on
-enum { META_AT = offsetof(struct bp_mla_cache_write_args, meta) };
 
-static const struct ports *find_ports(const char *iface, uint32_t number)
+const struct bpi_ports *bpi_find_ports(const char *iface, uint32_t number)
 {
     for (size_t i = 0; i < BPI_ARRAY_LEN(table); ++i) {
         if (table[i].number == number && strcmp(table[i].iface, iface) == 0) return &table[i];
@@ -178,11 +170,11 @@ const struct bp_mla_decode_meta *bpi_carry_decode(struct bp_session *s,
 static void carry_meta(struct bp_session *s, uint32_t kind)
 {
     const void *from, *to = NULL;
-    memcpy(&from, s->carry->clone + META_AT, sizeof(from));
-    if (kind == META_COMMON) to = carry_common(s, from);
-    if (kind == META_PREFILL) to = bpi_carry_prefill(s, from);
-    if (kind == META_DECODE) to = bpi_carry_decode(s, from);
-    memcpy(s->carry->clone + META_AT, &to, sizeof(to));
+    memcpy(&from, s->carry->clone + BPI_ARGS_META_AT, sizeof(from));
+    if (kind == BPI_META_COMMON) to = carry_common(s, from);
+    if (kind == BPI_META_PREFILL) to = bpi_carry_prefill(s, from);
+    if (kind == BPI_META_DECODE) to = bpi_carry_decode(s, from);
+    memcpy(s->carry->clone + BPI_ARGS_META_AT, &to, sizeof(to));
 }
 
 /* ---- tensors ---- */
@@ -217,9 +209,9 @@ static int32_t copy_tensor(struct bp_session *s, const struct bp_tensor *t, uint
                                         (uint32_t)BP_COPY_H2D, NULL);
 }
 
-static void move_ports(struct bp_session *s, const struct ports *ports)
+static void move_ports(struct bp_session *s, const struct bpi_ports *ports)
 {
-    for (uint32_t i = 0; i < MAX_PORTS && ports->at[i] != 0; ++i) {
+    for (uint32_t i = 0; i < BPI_MAX_ARGS_PORTS && ports->at[i] != 0; ++i) {
         struct bp_tensor t;
         memcpy(&t, s->carry->clone + ports->at[i], sizeof(t));
         t.data = twin_of(s, t.data);
@@ -242,7 +234,7 @@ static int32_t carry_in(struct bp_session *s, const struct bpi_bound *op, uint32
 {
     struct bpi_carry *c = s->carry;
     const char *iface = op->vt->iface;
-    const struct ports *ports = find_ports(iface, number);
+    const struct bpi_ports *ports = bpi_find_ports(iface, number);
     if (ports == NULL || n_bytes > sizeof(c->clone)) {
         return bpi_fail(err, BP_E_INTERNAL, "engine", iface,
                         "op %u of %s cannot be carried to the host", number, iface);
@@ -260,7 +252,7 @@ static int32_t carry_in(struct bp_session *s, const struct bpi_bound *op, uint32
     memcpy(c->clone, args, n_bytes);
     move_ports(s, ports);
     if (strcmp(iface, "bp.quant") == 0) move_outs(s);
-    if (ports->meta != META_NONE) carry_meta(s, ports->meta);
+    if (ports->meta != BPI_META_NONE) carry_meta(s, ports->meta);
     c->args = c->clone;
     return BP_OK;
 }

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include "engine/decisions.h"
 #include "engine/engine.h"
+#include "engine/mirror.h"
 #include "kv/kv.h"
 #include "loader/loader.h"
 #include "backplane/slot_coll.h"
@@ -49,6 +50,11 @@ struct bpi_bound {
 /* One call of an op in a step, with launch and args: runs it where it computes. number: of its slot header, for
  * tensors(). */
 #define BPI_OP(s, op, T, slot, number, l, a)                                                       \
+    ((s)->watcher == NULL ? BPI_OP_UNWATCHED(s, op, T, slot, number, l, a)                         \
+     : bpi_watch_before(s, op, #slot, number, l, a, sizeof(*(a)), err) != BP_OK                    \
+         ? (s)->watcher->rc                                                                        \
+         : bpi_watch_after(s, BPI_OP_UNWATCHED(s, op, T, slot, number, l, a), err))
+#define BPI_OP_UNWATCHED(s, op, T, slot, number, l, a)                                             \
     (!(op)->on_host ? BPI_RUN(op, (l)->layer, T, slot, l, a)                                       \
      : bpi_carry_in(s, op, number, a, sizeof(*(a)), err) != BP_OK                                  \
          ? (s)->carry->rc                                                                          \
@@ -258,6 +264,7 @@ struct bp_session {
     struct bpi_taps taps;
     atomic_int interrupted;
     struct bpi_carry *carry; /* NULL: every op computes on the device */
+    struct bpi_watcher *watcher; /* NULL: nobody looks at the calls of a step */
     struct bp_device host;   /* for launches of those that do not */
     void *host_scratch;
 };
@@ -278,6 +285,15 @@ struct bpi_carry {
     struct bp_mla_prefill_meta prefill;
     struct bp_mla_decode_meta decode;
 };
+/* Where tensors and metadata lie in the args of an op that a step calls. NULL: no step calls it. */
+enum bpi_call_meta { BPI_META_NONE, BPI_META_COMMON, BPI_META_PREFILL, BPI_META_DECODE };
+enum { BPI_MAX_ARGS_PORTS = 5, BPI_ARGS_META_AT = offsetof(struct bp_mla_cache_write_args, meta) };
+struct bpi_ports {
+    const char *iface;
+    uint32_t number, meta;           /* enum bpi_call_meta; metadata lies at BPI_ARGS_META_AT */
+    uint32_t at[BPI_MAX_ARGS_PORTS]; /* offsets; 0 ends the list, the header is there; those of outs of bp.quant besides */
+};
+const struct bpi_ports *bpi_find_ports(const char *iface, uint32_t number);
 /* Twins for all device memory, when some op needs them; after the last allocation. */
 int32_t bpi_carry_create(struct bp_session *s, struct bp_error *err);
 /* Brings the tensors of a call over and makes its args; the status is also in s->carry->rc. */
@@ -287,6 +303,19 @@ int32_t bpi_carry_in(struct bp_session *s, const struct bpi_bound *op, uint32_t 
 int32_t bpi_carry_out(struct bp_session *s, int32_t rc, struct bp_error *err);
 const struct bp_mla_prefill_meta *bpi_carry_prefill(struct bp_session *s, const struct bp_mla_prefill_meta *m);
 const struct bp_mla_decode_meta *bpi_carry_decode(struct bp_session *s, const struct bp_mla_decode_meta *m);
+
+/* ---- mirror.c: who looks at the calls of a step ---- */
+struct bpi_watcher {
+    const struct bpi_watch *w;
+    struct bpi_call call;
+    char site[48]; /* tap of the last product: what add and silu_mul complete */
+    uint64_t start_ns;
+    int32_t rc;
+};
+int32_t bpi_watch_before(struct bp_session *s, const struct bpi_bound *op, const char *fn, uint32_t number,
+                         const struct bp_launch *l, const void *args, size_t n_bytes, struct bp_error *err);
+/* rc: of the call. */
+int32_t bpi_watch_after(struct bp_session *s, int32_t rc, struct bp_error *err);
 
 /* ---- session_mem.c ---- */
 /* Device or pinned memory owned by the session; `kind` counts into session.memory (offset of the field). */
@@ -369,6 +398,14 @@ int32_t bpi_step_interrupted(struct bp_session *s, uint32_t layer, struct bp_err
 /* Marks rows of a tensor (rows outermost, F32) that are not finite. For what only feeds a choice - router logits, the
  * index - where NaN would decide silently instead of reaching the logits. HOST only. */
 void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t);
+
+/* Checks the items, reserves their cache and builds their metadata: a step without its layers. */
+int32_t bpi_step_open(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items, struct bp_error *err);
+/* plan() of a decode or prefill op unless it has seen this metadata. */
+int32_t bpi_step_plan_decode(struct bp_session *s, struct bpi_bound *op, const struct bp_launch *launch,
+                             struct bp_error *err);
+int32_t bpi_step_plan_prefill(struct bp_session *s, struct bpi_bound *op, const struct bp_launch *launch,
+                              const struct bp_mla_prefill_meta *m, struct bp_error *err);
 
 /* ---- tap.c ---- */
 static inline bool bpi_tap_on(const struct bp_session *s, uint32_t tap, int32_t layer)

@@ -267,14 +267,25 @@ static int32_t check_files(const struct bp_session *s, struct bp_error *err)
     return bpi_gguf_check_files(bpi_model_gguf(s->model->m), err);
 }
 
-int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items,
-                        struct bp_error *err)
+/* Until the step is known to be good its tokens can be taken back. */
+int32_t bpi_step_open(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items,
+                      struct bp_error *err)
 {
     s->step.n_items = s->step.n_logits = 0;
     BP_TRY(check_items(s, items, n_items, err));
+    int32_t rc = reserve(s, items, n_items, err);
+    if (rc == BP_OK) rc = bpi_step_build(s, items, n_items, err);
+    if (rc == BP_OK) return BP_OK;
+    s->step.n_items = s->step.n_logits = 0;
+    take_back(s, items, n_items);
+    return rc;
+}
+
+int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items,
+                        struct bp_error *err)
+{
     int32_t rc;
-    BP_TRY_GOTO(rc, reserve(s, items, n_items, err), fail);
-    BP_TRY_GOTO(rc, bpi_step_build(s, items, n_items, err), fail);
+    BP_TRY(bpi_step_open(s, items, n_items, err));
     if (s->step.n_tok == 0) return BP_OK;
     memset(s->bad_row, 0, s->step.n_tok);
     BP_TRY_GOTO(rc, check_files(s, err), fail);

@@ -163,8 +163,8 @@ static int32_t absorb(struct bp_session *s, uint32_t il, uint32_t side, const st
     return BPI_OP(s, l->common, bp_mla_common_ops, absorb, BP_MLA_OP_ABSORB, &launch, &a);
 }
 
-static int32_t plan_decode(struct bp_session *s, struct bpi_bound *op,
-                           const struct bp_launch *launch, struct bp_error *err)
+int32_t bpi_step_plan_decode(struct bp_session *s, struct bpi_bound *op,
+                             const struct bp_launch *launch, struct bp_error *err)
 {
     if (op->planned_epoch == s->epoch && op->planned_meta == &s->step.decode) return BP_OK;
     op->planned_epoch = s->epoch;
@@ -198,7 +198,7 @@ static int32_t attend_rows(struct bp_session *s, uint32_t il, struct bp_error *e
     }
     BP_TRY(bpi_tap_emit(s, BPI_TAP_Q_LAT, (int32_t)il, &a.q, err));
     struct bp_launch launch = bpi_step_launch(s, l->decode, (int32_t)il);
-    BP_TRY(plan_decode(s, l->decode, &launch, err));
+    BP_TRY(bpi_step_plan_decode(s, l->decode, &launch, err));
     BP_TRY(BPI_OP(s, l->decode, bp_mla_decode_ops, run, BP_MLA_DECODE_OP_RUN, &launch, &a));
     BP_TRY(bpi_tap_emit(s, BPI_TAP_O_LAT, (int32_t)il, &o_lat, err));
     return absorb(s, il, BP_MLA_ABSORB_UV, &o_lat, &heads, err);
@@ -232,6 +232,17 @@ static int32_t gather_phase(struct bp_session *s, uint32_t il, const struct bp_m
     return BPI_OP(s, l->common, bp_mla_common_ops, expand, BP_MLA_OP_EXPAND, &launch, &e);
 }
 
+int32_t bpi_step_plan_prefill(struct bp_session *s, struct bpi_bound *op,
+                              const struct bp_launch *launch, const struct bp_mla_prefill_meta *m,
+                              struct bp_error *err)
+{
+    if (op->planned_meta == m && op->planned_epoch == s->epoch) return BP_OK;
+    BP_TRY(BPI_PLAN(s, op, bp_mla_prefill_ops, bpi_carry_prefill, launch, m));
+    op->planned_meta = m;
+    op->planned_epoch = s->epoch;
+    return BP_OK;
+}
+
 static int32_t attend_phase(struct bp_session *s, uint32_t il, const struct bpi_group *g,
                             uint32_t phase, struct bp_error *err)
 {
@@ -247,11 +258,7 @@ static int32_t attend_phase(struct bp_session *s, uint32_t il, const struct bpi_
     struct bp_tensor lse = bpi_t2(s->lse, BP_DT_F32, g->n_q, hp->n_head);
     BP_TRY(gather_phase(s, il, m, &a.k, &a.v, err));
     struct bp_launch launch = bpi_step_launch(s, l->prefill, (int32_t)il);
-    if (l->prefill->planned_meta != m || l->prefill->planned_epoch != s->epoch) {
-        BP_TRY(BPI_PLAN(s, l->prefill, bp_mla_prefill_ops, bpi_carry_prefill, &launch, m));
-        l->prefill->planned_meta = m;
-        l->prefill->planned_epoch = s->epoch;
-    }
+    BP_TRY(bpi_step_plan_prefill(s, l->prefill, &launch, m, err));
     if (phase == 0) {
         if (g->n_phase > 1) a.lse = lse;
         return BPI_OP(s, l->prefill, bp_mla_prefill_ops, run, BP_MLA_PREFILL_OP_RUN, &launch, &a);

@@ -263,9 +263,12 @@ void bpi_tap_find_nonfinite(struct bp_session *s, const unsigned char *bad_row, 
     struct bp_error ignored = BP_ERROR_INIT;
     snprintf(where, cap, "an unknown op");
     if (build_taps(s, "*", &all, &ignored) == BP_OK) {
+        struct bpi_watcher *watcher = s->watcher;
         s->taps = all;
+        s->watcher = NULL; /* these calls were looked at */
         /* The same tokens and metadata give the same numbers, and cache writes are idempotent. */
         if (bpi_step_forward(s, &ignored) == BP_OK && f.found) snprintf(where, cap, "%s", f.where);
+        s->watcher = watcher;
     }
     s->taps = saved;
     bpi_arena_free(&all.arena);
