@@ -182,6 +182,13 @@ START_TEST(weights_are_what_core_block_decodes)
         bool varied = false;
         if (info == NULL || !info->can_decode) continue;
         bp_oracle_weight_init(&w, &rng, type, 256, 2, 1, 2.0f);
+        const struct bp_oracle_type *sizes = bp_oracle_type(type);
+        uint64_t n_bytes = 0;
+        ck_assert_msg(sizes != NULL && bpi_block_bytes(type, 512, &n_bytes), "%s", info->name);
+        ck_assert_str_eq(sizes->name, info->name);
+        ck_assert_uint_eq(sizes->block_elems, info->block_elems);
+        ck_assert_uint_eq(sizes->block_bytes, info->block_bytes);
+        ck_assert_uint_eq(w.n_bytes, n_bytes);
         ck_assert_int_eq(bpi_block_decode(type, w.bytes, 512, f), BP_OK);
         for (int i = 0; i < 512; ++i) {
             ck_assert(w.w[i] == (double)(f[i] * 2.0f));
