@@ -19,9 +19,11 @@ CHECK = os.environ["BP_CHECK"]
 BUILD = os.environ["BP_BUILD"]
 SANITIZED = os.environ.get("BP_SANITIZE", "") != ""
 ZOO = os.path.join(os.environ["BP_SOURCE"], "tests", "data", "zoo", "zoo-v3")
+# Of plugins that leak, and of the kit's children, which end in the middle of their work.
+os.environ["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
 SLOTS = ("device", "dense", "quant", "mla.common", "mla.prefill", "mla.decode", "mla.index", "moe", "coll")
 SOUND = {"sound_dense": "dense", "sound_decode": "mla.decode"}
-KIT_TIMEOUT = 2    # seconds without progress
+KIT_TIMEOUT = {"hang_open": 2}  # seconds without progress; the others get on, if slowly on a busy machine
 PATIENCE = 300     # for what ends; nothing here takes more than a few seconds
 HANGING = 5        # seconds after which the engine counts as hanging
 PROGRESS = (b"verifying ...\n", b"loading ...\n", b"opening the model ...\n")
@@ -129,16 +131,16 @@ class Broken(unittest.TestCase):
 
     # ---- the kit ----
 
-    def check(self, *args):
-        done = subprocess.run([CHECK, *args, "--json", "--quick", "--timeout", str(KIT_TIMEOUT)], capture_output=True,
-                              check=False, timeout=PATIENCE)
+    def check(self, name, *args):
+        done = subprocess.run([CHECK, self.path_of(name), "--json", "--quick", "--timeout", str(KIT_TIMEOUT.get(name, 60)),
+                               *args], capture_output=True, check=False, timeout=PATIENCE)
         self.assertIn(done.returncode, (0, 1), done)
         report = json.loads(done.stdout)
         self.assertEqual(done.returncode, 1 if report["findings"] else 0, done)
         return report["findings"]
 
     def kit(self, fault):
-        findings = self.check(self.path_of(fault.name), *(("--stage", fault.stages) if fault.stages else ()))
+        findings = self.check(fault.name, *(("--stage", fault.stages) if fault.stages else ()))
         seen = {f["rule"] for f in findings}
         rule = f"KIT-{fault.rules[0]}"
         if SANITIZED and rule not in seen and "KIT-4.10" in seen:
@@ -162,7 +164,7 @@ class Broken(unittest.TestCase):
     def test_sound(self):
         for name, slot in SOUND.items():
             with self.subTest(name=name):
-                self.assertEqual(self.check(self.path_of(name)), [])
+                self.assertEqual(self.check(name), [])
                 done = self.verify(name, slot)
                 self.assertEqual((done.returncode, done.stderr), (0, b""), done)
                 self.assertIs(json.loads(done.stdout)["pass"], True)
