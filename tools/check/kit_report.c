@@ -9,7 +9,8 @@ enum { CORE = 0x7f, DETERMINISTIC = 1u << 6, WRAPPERS = 1u << 10 };
 
 static bool same(const struct kit_record *a, const struct kit_record *b)
 {
-    return a->kind == b->kind && strcmp(a->rule, b->rule) == 0 && strcmp(a->iface, b->iface) == 0 &&
+    return a->kind == b->kind && (a->kind != KIT_SUMS || a->stage == b->stage) &&
+           strcmp(a->rule, b->rule) == 0 && strcmp(a->iface, b->iface) == 0 &&
            strcmp(a->op, b->op) == 0 && strcmp(a->seen, b->seen) == 0;
 }
 
