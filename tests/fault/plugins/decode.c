@@ -24,7 +24,8 @@ static int32_t decode_supports(void *self, const void *problem, struct bp_verdic
     bp_want_le(v, BP_R_DETERMINISM, "need_determinism", p->need_determinism, BP_DET_BATCH);
     if (FAULT == F_WRONG_LAYOUT) {
         bp_offer_layout(v, "mla.of_its_own.7");
-    } else if (bp_layout_name(layout, "mla", p->kv_dtype, (uint64_t)p->kv_rank + p->rope_dim) != 0) {
+    } else if (bp_layout_name(layout, "mla", p->kv_dtype, (uint64_t)p->kv_rank + p->rope_dim) !=
+               0) {
         bp_offer_layout(v, layout);
     }
     bp_want_layout(v, "layout_id", p->layout_id);
@@ -44,7 +45,8 @@ static void take_rows(struct bp_area *a, uint64_t width, struct rows *r)
     r->sum = bp_area_take(a, width, sizeof(double));
 }
 
-static int32_t decode_workspace(void *self, const void *problem, struct bp_workspace *out, struct bp_error *err)
+static int32_t decode_workspace(void *self, const void *problem, struct bp_workspace *out,
+                                struct bp_error *err)
 {
     const struct bp_mla_problem *p = problem;
     struct bp_area a;
@@ -67,18 +69,22 @@ static uint32_t pool_dtype(const struct bp_tensor *pool, uint64_t width)
 }
 
 /* Token slot of the at-th key of a row. */
-static int64_t slot_of(const struct bp_mla_decode_args *a, int64_t row, int64_t at, const int32_t *list)
+static int64_t slot_of(const struct bp_mla_decode_args *a, int64_t row, int64_t at,
+                       const int32_t *list)
 {
     const struct bp_mla_meta *m = a->meta->common;
     if (list != NULL) return list[at];
     const int64_t block =
-        m->block_table_host[(int64_t)a->meta->row_seq_host[row] * m->table_stride + at / m->block_tok];
+        m->block_table_host[(int64_t)a->meta->row_seq_host[row] * m->table_stride +
+                            at / m->block_tok];
     return block * m->block_tok + at % m->block_tok;
 }
 
-static void attend(const struct bp_mla_decode_args *a, uint32_t dtype, int64_t row, int64_t head, const struct rows *r)
+static void attend(const struct bp_mla_decode_args *a, uint32_t dtype, int64_t row, int64_t head,
+                   const struct rows *r)
 {
-    const int64_t width = a->q.dim[2], latent = a->out.dim[2], block_tok = a->meta->common->block_tok;
+    const int64_t width = a->q.dim[2], latent = a->out.dim[2],
+                  block_tok = a->meta->common->block_tok;
     const int32_t *list = NULL;
     int64_t n = a->meta->row_kv_len_host[row];
     double max = -INFINITY, total = 0.0;
@@ -92,7 +98,8 @@ static void attend(const struct bp_mla_decode_args *a, uint32_t dtype, int64_t r
         const int64_t slot = slot_of(a, row, at, list);
         double score = 0.0;
         if (slot < 0) continue;
-        const unsigned char *block = (const unsigned char *)a->pool.data + slot / block_tok * a->pool.stride[0];
+        const unsigned char *block =
+            (const unsigned char *)a->pool.data + slot / block_tok * a->pool.stride[0];
         bp_load(r->key, block + slot % block_tok * width * bp_dtype_bytes(dtype), dtype, width);
         for (int64_t i = 0; i < width; ++i) score += (double)r->q[i] * (double)r->key[i];
         score *= (double)a->scale;
@@ -106,14 +113,16 @@ static void attend(const struct bp_mla_decode_args *a, uint32_t dtype, int64_t r
         total += weight;
         for (int64_t i = 0; i < latent; ++i) r->sum[i] += weight * (double)r->key[i];
     }
-    for (int64_t i = 0; i < latent; ++i) r->out[i] = (float)(total != 0.0 ? r->sum[i] / total : 0.0);
+    for (int64_t i = 0; i < latent; ++i)
+        r->out[i] = (float)(total != 0.0 ? r->sum[i] / total : 0.0);
     bp_store(bp_at(&a->out, row, head, 0), a->out.dtype, r->out, latent);
     if (a->lse.data == NULL) return;
     const double lse = total != 0.0 ? max + log(total) : -INFINITY;
     *(float *)bp_at(&a->lse, row, head, 0) = (float)(FAULT == F_LSE_BASE_2 ? lse / log(2.0) : lse);
 }
 
-static int32_t plan(void *self, const struct bp_launch *l, const struct bp_mla_decode_meta *m, struct bp_error *err)
+static int32_t plan(void *self, const struct bp_launch *l, const struct bp_mla_decode_meta *m,
+                    struct bp_error *err)
 {
     (void)self;
     (void)l;
@@ -122,7 +131,8 @@ static int32_t plan(void *self, const struct bp_launch *l, const struct bp_mla_d
     return BP_OK;
 }
 
-static int32_t run(void *self, const struct bp_launch *l, const struct bp_mla_decode_args *a, struct bp_error *err)
+static int32_t run(void *self, const struct bp_launch *l, const struct bp_mla_decode_args *a,
+                   struct bp_error *err)
 {
     const uint64_t width = (uint64_t)a->q.dim[2];
     const uint32_t dtype = pool_dtype(&a->pool, width);
@@ -130,10 +140,12 @@ static int32_t run(void *self, const struct bp_launch *l, const struct bp_mla_de
     struct rows r;
     BP_TRY(misbehave_in_run(self, l));
     if (dtype == BP_DT_NONE)
-        return bp_error_set(err, BP_E_ARG, NAME, "run", "the pool has a layout that this plugin did not offer");
+        return bp_error_set(err, BP_E_ARG, NAME, "run",
+                            "the pool has a layout that this plugin did not offer");
     bp_area_of(&area, l->scratch, l->scratch_bytes);
     take_rows(&area, width, &r);
-    if (area.bad != 0) return bp_error_set(err, BP_E_ARG, NAME, "run", "too little scratch was given");
+    if (area.bad != 0)
+        return bp_error_set(err, BP_E_ARG, NAME, "run", "too little scratch was given");
     for (int64_t row = 0; row < (int64_t)a->meta->n_row_padded; ++row) {
         for (int64_t head = 0; head < a->q.dim[1]; ++head) attend(a, dtype, row, head, &r);
     }

@@ -28,7 +28,8 @@ static int32_t dense_supports(void *self, const void *problem, struct bp_verdict
     return bp_verdict_done(v, BP_CAPTURE_NONE, BP_DET_BATCH, -1.0);
 }
 
-static int32_t dense_workspace(void *self, const void *problem, struct bp_workspace *out, struct bp_error *err)
+static int32_t dense_workspace(void *self, const void *problem, struct bp_workspace *out,
+                               struct bp_error *err)
 {
     const struct bp_dense_problem *p = problem;
     struct bp_area a;
@@ -39,7 +40,8 @@ static int32_t dense_workspace(void *self, const void *problem, struct bp_worksp
     return frame_workspace(out, a.used, p->max_rows);
 }
 
-static int32_t dense_tensors(void *self, uint32_t slot, const void *args, struct bp_tensor *t, uint32_t *n)
+static int32_t dense_tensors(void *self, uint32_t slot, const void *args, struct bp_tensor *t,
+                             uint32_t *n)
 {
     const uint32_t cap = *n;
     const int32_t rc = bp_dense_tensors(self, slot, args, t, n);
@@ -54,12 +56,14 @@ struct call {
     float eps;
 };
 
-static void formula(const struct call *c, int64_t width, float *x, const float *other, const float *w)
+static void formula(const struct call *c, int64_t width, float *x, const float *other,
+                    const float *w)
 {
     double sum = 0.0;
     for (int64_t i = 0; i < width; ++i) {
         if (c->op == BP_DENSE_OP_SILU_MUL) {
-            const double silu = isinf(x[i]) && x[i] < 0.0f ? -0.0 : (double)x[i] / (1.0 + exp(-(double)x[i]));
+            const double silu =
+                isinf(x[i]) && x[i] < 0.0f ? -0.0 : (double)x[i] / (1.0 + exp(-(double)x[i]));
             x[i] = (float)(silu * (double)other[i]);
         } else if (c->other.data != NULL) {
             x[i] += other[i];
@@ -67,11 +71,13 @@ static void formula(const struct call *c, int64_t width, float *x, const float *
         sum += (double)x[i] * (double)x[i];
     }
     const double by = 1.0 / sqrt(sum / (double)width + (double)c->eps);
-    for (int64_t i = 0; i < width && c->op == BP_DENSE_OP_RMS; ++i) x[i] = (float)((double)x[i] * by * (double)w[i]);
+    for (int64_t i = 0; i < width && c->op == BP_DENSE_OP_RMS; ++i)
+        x[i] = (float)((double)x[i] * by * (double)w[i]);
 }
 
 /* Faults that show in the results of a row. */
-static void spoil_row(const struct state *s, const struct call *c, float *x, int64_t width, int64_t *n)
+static void spoil_row(const struct state *s, const struct call *c, float *x, int64_t width,
+                      int64_t *n)
 {
     if (width == 0) return;
     if (FAULT == F_WRONG_NUMBERS) x[width / 2] += 1.0f;
@@ -84,14 +90,16 @@ static void spoil_row(const struct state *s, const struct call *c, float *x, int
     if (FAULT == F_BATCH_VARIANT && c->y.dim[0] > 1) x[0] = nextafterf(x[0], INFINITY);
 }
 
-static int32_t compute(struct state *s, const struct bp_launch *l, const struct bp_hdr *args, const struct call *c)
+static int32_t compute(struct state *s, const struct bp_launch *l, const struct bp_hdr *args,
+                       const struct call *c)
 {
     const int64_t width = c->y.dim[1];
     struct bp_area area;
     int has_nan = 0;
     BP_TRY(misbehave_in_run(s, l));
     /* What a later minor might append, read without a look at h.size. */
-    if (FAULT == F_PAST_ARGS && ((const volatile unsigned char *)args)[args->size] == 77) return BP_E_ARG;
+    if (FAULT == F_PAST_ARGS && ((const volatile unsigned char *)args)[args->size] == 77)
+        return BP_E_ARG;
     bp_area_of(&area, l->scratch, l->scratch_bytes);
     float *rows = bp_area_take(&area, N_ROWS * (uint64_t)width, sizeof(float));
     if (rows == NULL) return BP_E_ARG;
@@ -118,26 +126,31 @@ static int32_t compute(struct state *s, const struct bp_launch *l, const struct 
     return BP_OK;
 }
 
-static int32_t rms(void *self, const struct bp_launch *l, const struct bp_dense_rms_args *a, struct bp_error *err)
+static int32_t rms(void *self, const struct bp_launch *l, const struct bp_dense_rms_args *a,
+                   struct bp_error *err)
 {
-    const struct call c = {.op = BP_DENSE_OP_RMS, .x = a->x, .other = a->add, .w = a->w, .y = a->y, .eps = a->eps};
+    const struct call c = {
+        .op = BP_DENSE_OP_RMS, .x = a->x, .other = a->add, .w = a->w, .y = a->y, .eps = a->eps};
     (void)err;
     return compute(self, l, &a->h, &c);
 }
 
-static int32_t pair(void *self, const struct bp_launch *l, const struct bp_dense_pair_args *a, uint32_t op)
+static int32_t pair(void *self, const struct bp_launch *l, const struct bp_dense_pair_args *a,
+                    uint32_t op)
 {
     const struct call c = {.op = op, .x = a->a, .other = a->b, .y = a->y};
     return compute(self, l, &a->h, &c);
 }
 
-static int32_t silu_mul(void *self, const struct bp_launch *l, const struct bp_dense_pair_args *a, struct bp_error *err)
+static int32_t silu_mul(void *self, const struct bp_launch *l, const struct bp_dense_pair_args *a,
+                        struct bp_error *err)
 {
     (void)err;
     return pair(self, l, a, BP_DENSE_OP_SILU_MUL);
 }
 
-static int32_t add(void *self, const struct bp_launch *l, const struct bp_dense_pair_args *a, struct bp_error *err)
+static int32_t add(void *self, const struct bp_launch *l, const struct bp_dense_pair_args *a,
+                   struct bp_error *err)
 {
     (void)err;
     return pair(self, l, a, BP_DENSE_OP_ADD);
