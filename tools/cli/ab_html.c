@@ -1,0 +1,143 @@
+/* ab_html.c - the report of `backplane ab`: fills the page in and puts it in place.
+ * Not here: what the parts show (ab_html_top.c, ab_html_tables.c, ab_html_sides.c), how it looks (report/).
+ * Everything in the result is hostile: names of models, tokens and settings are text of strangers. No file-scope state.
+ * SPDX-License-Identifier: MIT */
+#include "ab_html.h"
+#include "ab_html_parts.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int32_t fail(struct bp_error *err, int32_t code, const char *path, const char *what,
+                    int native)
+{
+    if (err == NULL) return code;
+    err->code = code;
+    err->native = native;
+    snprintf(err->domain, sizeof err->domain, "cli");
+    const size_t n = strlen(path), room = sizeof err->where - 1;
+    if (n <= room)
+        snprintf(err->where, sizeof err->where, "%s", path);
+    else /* the end of a path says more than its beginning */
+        snprintf(err->where, sizeof err->where, "...%s", path + n - room + 3);
+    if (native != 0)
+        snprintf(err->msg, sizeof err->msg, "%s: %s", what, strerror(native));
+    else
+        snprintf(err->msg, sizeof err->msg, "%s", what);
+    return code;
+}
+
+/* ---- the numbers, for the program in the page ---- */
+
+/* In a script element only "</" and "<!--" mean something; without any '<' neither can appear. All three characters occur
+ * in JSON inside of strings alone, where an escape means the same. */
+static int put_json(const char *buffer, size_t n, void *ctx)
+{
+    FILE *f = ctx;
+    for (size_t i = 0; i < n; ++i) {
+        if (buffer[i] == '<' || buffer[i] == '>' || buffer[i] == '&')
+            fprintf(f, "\\u%04x", (unsigned)buffer[i]);
+        else
+            putc(buffer[i], f);
+    }
+    return ferror(f) ? -1 : 0;
+}
+
+static void part_data(FILE *f, const json_t *r)
+{
+    /* ASCII only: U+2028 and its kind leave as escapes too. */
+    if (json_dump_callback(r, put_json, f, JSON_COMPACT | JSON_ENSURE_ASCII) != 0) fputs("null", f);
+}
+
+/* ---- the page ---- */
+
+static void fill_in(FILE *f, const char *name, size_t n, const json_t *r)
+{
+    static const struct {
+        const char *name;
+        void (*put)(FILE *f, const json_t *r);
+    } parts[] = {
+        {"title", ab_part_title}, {"verdict", ab_part_verdict}, {"tiles", ab_part_tiles},
+        {"ops", ab_part_ops},     {"flips", ab_part_flips},     {"positions", ab_part_positions},
+        {"sides", ab_part_sides}, {"prompt", ab_part_prompt},   {"cost", ab_part_cost},
+        {"data", part_data},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; ++i)
+        if (strlen(parts[i].name) == n && memcmp(parts[i].name, name, n) == 0) {
+            parts[i].put(f, r);
+            return;
+        }
+}
+
+/* The embedding program refuses a page with an odd number of marks, so every mark has its partner. */
+static const char *find_mark(const char *p, const char *end)
+{
+    while (end - p >= 2) {
+        const char *at = memchr(p, '@', (size_t)(end - p - 1));
+        if (at == NULL) return NULL;
+        if (at[1] == '@') return at;
+        p = at + 1;
+    }
+    return NULL;
+}
+
+static void put_page(FILE *f, const json_t *r)
+{
+    const char *p = (const char *)cli_ab_page, *end = p + cli_ab_page_bytes;
+    for (;;) {
+        const char *open = find_mark(p, end);
+        const char *close = open != NULL ? find_mark(open + 2, end) : NULL;
+        if (close == NULL) break;
+        fwrite(p, 1, (size_t)(open - p), f);
+        fill_in(f, open + 2, (size_t)(close - open - 2), r);
+        p = close + 2;
+    }
+    fwrite(p, 1, (size_t)(end - p), f);
+}
+
+/* ---- the file ---- */
+
+/* What the user's umask gives a new file; mkstemp alone would keep it from everybody else. */
+static mode_t usual_mode(void)
+{
+    const mode_t mask = umask(0);
+    umask(mask);
+    return 0666 & ~mask;
+}
+
+int32_t cli_ab_html(const json_t *result, const char *path, struct bp_error *err)
+{
+    if (!json_is_object(result))
+        return fail(err, BP_E_ARG, path, "the result to report is not a JSON object", 0);
+    const size_t n = strlen(path) + sizeof ".XXXXXX";
+    char *part = malloc(n);
+    if (part == NULL) return fail(err, BP_E_NOMEM, path, "no memory for the report", 0);
+    snprintf(part, n, "%s.XXXXXX", path);
+    const int fd = mkstemp(part);
+    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+    int bad = 0;
+    if (f == NULL) {
+        bad = errno;
+        if (fd >= 0) {
+            (void)close(fd);
+            (void)unlink(part);
+        }
+        free(part);
+        return fail(err, BP_E_IO, path,
+                    "the report needs a folder that can be written to, and this path has none",
+                    bad);
+    }
+    errno = 0;
+    put_page(f, result);
+    if (ferror(f)) bad = errno != 0 ? errno : EIO;
+    if (fflush(f) != 0 && bad == 0) bad = errno;
+    if (fchmod(fd, usual_mode()) != 0 && bad == 0) bad = errno;
+    if (fclose(f) != 0 && bad == 0) bad = errno;
+    if (bad == 0 && rename(part, path) != 0) bad = errno;
+    if (bad != 0) (void)unlink(part);
+    free(part);
+    return bad == 0 ? BP_OK : fail(err, BP_E_IO, path, "the report could not be written", bad);
+}

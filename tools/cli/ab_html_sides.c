@@ -1,0 +1,237 @@
+/* ab_html_sides.c - what was compared, in the report of `ab`: settings, backends and files of both sides next to each other,
+ * the prompt, time and memory. These objects differ from command to command, so they are shown as they come: one line for
+ * each value, named by the way to it.
+ * No file-scope state. SPDX-License-Identifier: MIT */
+#include "ab_html_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* No object of ours is deeper or longer; a line that is too long is cut. */
+enum { MAX_DEPTH = 12, MAX_NAME = 200, MAX_LINES = 600, MAX_IDS = 4096 };
+
+struct line {
+    char name[MAX_NAME];
+    const json_t *value; /* no object; an array holds no objects */
+};
+
+struct lines {
+    struct line *at;
+    size_t n;
+};
+
+/* The name of an element: what it says it is, else its number. */
+static void element_name(const json_t *e, size_t i, char *out, size_t n)
+{
+    const char *name = ab_string(e, "slot"), *layers = ab_string(e, "layers");
+    if (name[0] == '\0') name = ab_string(e, "name");
+    if (name[0] != '\0' && layers[0] != '\0')
+        snprintf(out, n, "%s, layers %s", name, layers);
+    else if (name[0] != '\0' || layers[0] != '\0')
+        snprintf(out, n, "%s%s", name[0] != '\0' ? name : "layers ", name[0] != '\0' ? "" : layers);
+    else
+        snprintf(out, n, "%zu", i);
+}
+
+static bool of_objects(const json_t *v)
+{
+    return json_is_array(v) &&
+           (json_is_object(json_array_get(v, 0)) || json_is_array(json_array_get(v, 0)));
+}
+
+/* NOLINTNEXTLINE(misc-no-recursion): at most MAX_DEPTH deep */
+static void add_lines(struct lines *out, const char *name, const json_t *v, int depth)
+{
+    char below[MAX_NAME];
+    if (out->n >= MAX_LINES || depth > MAX_DEPTH) return;
+    if (json_is_object(v)) {
+        const char *key;
+        json_t *child;
+        json_object_foreach((json_t *)v, key, child)
+        {
+            /* These two named the element already. */
+            if (depth > 0 &&
+                (strcmp(key, "slot") == 0 || strcmp(key, "name") == 0 ||
+                 strcmp(key, "layers") == 0) &&
+                strstr(name, ab_string(v, key)) != NULL)
+                continue;
+            snprintf(below, sizeof below, "%s%s%s", name, name[0] != '\0' ? " › " : "", key);
+            add_lines(out, below, child, depth + 1);
+        }
+    } else if (of_objects(v)) {
+        size_t i;
+        json_t *child;
+        json_array_foreach(v, i, child)
+        {
+            char element[MAX_NAME / 2];
+            element_name(child, i, element, sizeof element);
+            snprintf(below, sizeof below, "%s%s%s", name, name[0] != '\0' ? " › " : "", element);
+            add_lines(out, below, child, depth + 1);
+        }
+    } else {
+        snprintf(out->at[out->n].name, MAX_NAME, "%s", name);
+        out->at[out->n++].value = v;
+    }
+}
+
+static const struct line *find_line(const struct lines *in, const char *name)
+{
+    for (size_t i = 0; i < in->n; ++i)
+        if (strcmp(in->at[i].name, name) == 0) return &in->at[i];
+    return NULL;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t n = strlen(text), k = strlen(end);
+    return n >= k && strcmp(text + n - k, end) == 0;
+}
+
+static void put_scalar(FILE *f, const char *name, const json_t *v)
+{
+    if (json_is_string(v)) {
+        ab_put_string(f, v);
+    } else if (json_is_boolean(v)) {
+        fputs(json_is_true(v) ? "yes" : "no", f);
+    } else if (json_is_number(v)) {
+        const double d = json_number_value(v);
+        if (strstr(name, "bytes") != NULL)
+            ab_put_bytes(f, d);
+        else if (strstr(name, "_us") != NULL)
+            ab_put_us(f, d);
+        else if (ends_with(name, "_ms"))
+            ab_put_us(f, d * 1000);
+        else if (ends_with(name, "_s"))
+            ab_put_us(f, d * 1e6);
+        else
+            ab_put_number(f, d, "");
+    } else {
+        fputs("–", f);
+    }
+}
+
+static void put_value(FILE *f, const char *name, const json_t *v)
+{
+    size_t i;
+    json_t *e;
+    if (!json_is_array(v)) {
+        put_scalar(f, name, v);
+        return;
+    }
+    if (json_array_size(v) == 0) fputs("–", f);
+    json_array_foreach(v, i, e)
+    {
+        if (i > 0) fputs(", ", f);
+        put_scalar(f, name, e);
+    }
+}
+
+static void put_name(FILE *f, const char *name)
+{
+    size_t n = strlen(name); /* a name that was cut may end inside of a character */
+    while (n > 0 && n + 1 >= MAX_NAME - 4 && ((unsigned char)name[n - 1] & 0x80) != 0) --n;
+    fputs("<th scope=\"row\"><bdi>", f);
+    ab_put_text(f, name, n);
+    fputs("</bdi></th>", f);
+}
+
+static struct lines lines_of(const json_t *v)
+{
+    struct lines l = {.at = calloc(MAX_LINES, sizeof *l.at)};
+    if (l.at != NULL && v != NULL && !json_is_null(v)) add_lines(&l, "", v, 0);
+    return l;
+}
+
+static void put_side_row(FILE *f, const char *name, const json_t *a, const json_t *b)
+{
+    const bool same = a != NULL && b != NULL && json_equal(a, b);
+    fputs(same ? "<tr>" : "<tr class=\"differs\">", f);
+    put_name(f, name);
+    for (int side = 0; side < 2; ++side) {
+        const json_t *v = side == 0 ? a : b;
+        fputs("<td>", f);
+        if (v == NULL)
+            fputs("–", f);
+        else
+            put_value(f, name, v);
+        if (side == 1 && !same)
+            fputs(" <span class=\"ne\" title=\"A and B differ here\">≠</span>", f);
+        fputs("</td>", f);
+    }
+    fputs("</tr>\n", f);
+}
+
+void ab_part_sides(FILE *f, const json_t *r)
+{
+    struct lines a = lines_of(json_object_get(r, "a")), b = lines_of(json_object_get(r, "b"));
+    if (a.n + b.n == 0) {
+        fputs("<p class=\"empty\">Nothing is said about the sides.</p>\n", f);
+    } else {
+        fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Both sides\">"
+              "<table id=\"sides-table\" class=\"wide\"><caption>What was compared; ≠ marks what "
+              "differs</caption><thead><tr>"
+              "<th scope=\"col\">What</th><th scope=\"col\"><span class=\"key a\"></span>A</th>"
+              "<th scope=\"col\"><span class=\"key b\"></span>B</th></tr></thead><tbody>\n",
+              f);
+        for (size_t i = 0; i < a.n; ++i) {
+            const struct line *other = find_line(&b, a.at[i].name);
+            put_side_row(f, a.at[i].name, a.at[i].value, other != NULL ? other->value : NULL);
+        }
+        for (size_t i = 0; i < b.n; ++i)
+            if (find_line(&a, b.at[i].name) == NULL)
+                put_side_row(f, b.at[i].name, NULL, b.at[i].value);
+        fputs("</tbody></table></div>\n", f);
+    }
+    free(a.at);
+    free(b.at);
+}
+
+void ab_part_prompt(FILE *f, const json_t *r)
+{
+    const json_t *prompt = json_object_get(r, "prompt"), *ids = json_object_get(prompt, "ids");
+    const json_t *text = json_object_get(prompt, "text");
+    const size_t n = json_array_size(ids);
+    if (json_is_string(text)) {
+        fputs("<blockquote>", f);
+        ab_put_string(f, text);
+        fputs("</blockquote>\n", f);
+    }
+    if (n == 0) {
+        if (!json_is_string(text)) fputs("<p class=\"empty\">No prompt is given.</p>\n", f);
+        return;
+    }
+    fprintf(f, "<details><summary>%zu token ids</summary><p class=\"ids\">", n);
+    for (size_t i = 0; i < n && i < MAX_IDS; ++i) {
+        if (i > 0) putc(' ', f);
+        put_scalar(f, "", json_array_get(ids, i));
+    }
+    fprintf(f, "%s</p></details>\n", n > MAX_IDS ? " …" : "");
+}
+
+static void put_table(FILE *f, const char *title, const json_t *v)
+{
+    struct lines l = lines_of(v);
+    if (l.n > 0) {
+        fprintf(f,
+                "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"%s\">"
+                "<table class=\"wide\"><caption>%s</caption><tbody>\n",
+                title, title);
+        for (size_t i = 0; i < l.n; ++i) {
+            fputs("<tr>", f);
+            put_name(f, l.at[i].name);
+            fputs("<td class=\"n\">", f);
+            put_value(f, l.at[i].name, l.at[i].value);
+            fputs("</td></tr>\n", f);
+        }
+        fputs("</tbody></table></div>\n", f);
+    } else {
+        fprintf(f, "<p class=\"empty\">%s: nothing is recorded.</p>\n", title);
+    }
+    free(l.at);
+}
+
+void ab_part_cost(FILE *f, const json_t *r)
+{
+    put_table(f, "Memory", json_object_get(r, "memory"));
+    put_table(f, "Time of the comparison", json_object_get(r, "timing"));
+}
