@@ -31,7 +31,6 @@ SLOTS = ("dense", "quant", "moe", "mla.common", "mla.prefill", "mla.decode", "ml
 # Small blocks and slabs, so that short prompts have several. All slots are named, since auto might take a faulty copy.
 COMMON = ["kv.dtype=f32", "kv.block=16", "engine.ctx=256", "engine.slab=64"] + [f"slots.{s}=ref" for s in SLOTS]
 HOW = {"whole": [], "chunk": ["-s", "engine.batch_tokens=16"], "step": ["--mode", "step"]}
-# What a run does with them: prompts in goldens have 48 to 69 tokens.
 
 
 def settings(pairs):

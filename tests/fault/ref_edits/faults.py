@@ -88,9 +88,9 @@ FAULTS = (
     # One key too few is chosen.
     Fault("top_k", "ref/ref_mla_index.c", "at < n && kept < top_k; ++at)", "at < n && kept < top_k - 1; ++at)",
           "mla.index", "select", "glm52-shared", layers="index"),
-    # Of equal scores the highest positions stay.
-    Fault("index_ties", "ref/ref_mla_index.c", "for (int64_t at = 0; at < n && kept < top_k; ++at) {",
-          "for (int64_t at = n - 1; at >= 0 && kept < top_k; --at) {", "mla.index", "select", "glm5", layers="index",
+    # Of equal scores the highest positions stay. (The index sees nothing, so that all scores are 0.)
+    Fault("index_ties", "ref/ref_mla_index.c", "p->ranks[at + s] = rank_of(sum);",
+          "p->ranks[at + s] = rank_of(sum + 1e-30 * (double)(at + s));", "mla.index", "select", "glm5", layers="index",
           zero="indexer.attn_q_b.weight", tie=True),
     # ---- experts: moe ----
     Fault("router_bias", "ref/ref_moe_route.c", "weight = ids[k] >= 0 ? w->p[ids[k]] : 0.0;",
