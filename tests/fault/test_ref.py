@@ -21,8 +21,10 @@ CLI, BUILD, SOURCE = (os.environ[name] for name in ("BP_CLI", "BP_BUILD", "BP_SO
 SANITIZED = os.environ.get("BP_SANITIZE", "") != ""
 ZOO = os.path.join(SOURCE, "tests", "data", "zoo")
 
+EDITS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ref_edits")
+
 sys.path.insert(0, os.path.join(SOURCE, "scripts", "lib"))
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "ref_edits"))
+sys.path.insert(0, EDITS)
 import gguf_edit as ge  # noqa: E402  (the path is known only now)
 from faults import FAULTS  # noqa: E402
 
@@ -116,6 +118,21 @@ class FaultyRef(unittest.TestCase):
         return [p["hidden_max_abs"] for p in result["prompts"]]
 
     # ---- the plugins themselves ----
+
+    def test_a_fault_that_core_outgrew_stops_the_build(self):
+        fault = FAULTS[0]
+        with open(os.path.join(SOURCE, "core", fault.file), encoding="utf-8") as f:
+            text = f.read()
+        for times, copy in ((1, text), (0, text.replace(fault.old, "")), (2, text + fault.old)):
+            with tempfile.TemporaryDirectory() as folder:
+                path, output = os.path.join(folder, fault.file), os.path.join(folder, "out.c")
+                os.makedirs(os.path.dirname(path))
+                with open(path, "w", encoding="utf-8") as f:
+                    f.write(copy)
+                done = subprocess.run([sys.executable, "-B", os.path.join(EDITS, "edit.py"), fault.name, folder, output],
+                                      capture_output=True, text=True, check=False)
+                self.assertEqual((done.returncode == 0, os.path.exists(output)), (times == 1, times == 1), done.stderr)
+                self.assertEqual(f"stands {times} times" in done.stderr, times != 1, done.stderr)
 
     def test_the_unedited_copy_is_ref(self):
         cases = sorted({(f.model, f.quant, f.zero, f.how) for f in self.faults})

@@ -34,10 +34,10 @@ def main():
         sys.exit(f"edit.py: no fault is called {name}")
     with open(os.path.join(core, fault.file), encoding="utf-8") as f:
         text = f.read()
-    # The compiler's messages and a debugger then show the file that a person can read.
     line = text[:text.find(fault.old)].count("\n") + 1
+    made = edited(fault, text)
     with open(output, "w", encoding="utf-8") as f:
-        f.write(edited(fault, text))
+        f.write(made)
     print(f"{name}: core/{fault.file}:{line}")
 
 
