@@ -58,8 +58,10 @@ bool bpi_call_overwrites(const struct bpi_call *c, uint32_t port);
 bool bpi_call_is_pool(const struct bpi_call *c, uint32_t port);
 int32_t bpi_mirror_save(struct bp_session *s, const struct bp_tensor *port, void *out, struct bp_error *err);
 /* Port of a call in session s (a itself, or a mirror of it) as contiguous numbers: float, or int32_t for I32. */
-int32_t bpi_mirror_read(struct bp_session *a, struct bp_session *s, const struct bpi_call *c, uint32_t port, void *out,
-                        struct bp_error *err);
+int32_t bpi_mirror_read(struct bp_session *a, struct bp_session *s, const struct bpi_call *c, uint32_t port,
+                        int64_t begin, int64_t n, void *out, struct bp_error *err); /* rows [begin, begin + n) */
+/* The same bits in both? False also where that takes copies to find out. */
+bool bpi_mirror_same(struct bp_session *a, struct bp_session *b, const struct bpi_call *c, uint32_t port);
 
 /* The cache rows of the step in layer `layer`, latent or index keys, in batch order, as floats (n_tok, width).
  * BP_DECLINED: a layout that only its provider can read. */
@@ -76,6 +78,13 @@ int32_t bpi_mirror_first_row(const struct bp_session *s, const struct bpi_call *
 /* Batch row of the i-th logits row. */
 uint32_t bpi_mirror_logit_row(const struct bp_session *s, uint32_t i);
 
+const struct bpi_hparams *bpi_mirror_hparams(const struct bp_session *s);
+const float *bpi_mirror_router_bias(const struct bp_session *s, int32_t layer); /* host; NULL: none */
+/* One cached row as floats. BP_DECLINED as bpi_mirror_rows. */
+int32_t bpi_mirror_cache_row(struct bp_session *s, int32_t layer, bool index, uint32_t seq, uint32_t pos, float *out,
+                             struct bp_error *err);
+/* The position of a token slot in a sequence, -1: it is not one of its. */
+int32_t bpi_mirror_slot_pos(const struct bp_session *s, uint32_t seq, int32_t slot);
 uint32_t bpi_mirror_kv_dtype(const struct bp_session *s);
 bool bpi_mirror_on_device(const struct bp_session *s);
 

@@ -107,13 +107,28 @@ int32_t bpi_mirror_load(struct bp_session *a, struct bp_session *b, const struct
     return BP_OK;
 }
 
+bool bpi_mirror_same(struct bp_session *a, struct bp_session *b, const struct bpi_call *c,
+                     uint32_t port)
+{
+    struct bp_error ignored = BP_ERROR_INIT;
+    struct bp_tensor t = c->port[port], u = t;
+    if (a->device.kind != BP_DEV_HOST || b->device.kind != BP_DEV_HOST) return false;
+    if (bpi_mirror_translate(a, b, c->layer, &u, &ignored) != BP_OK) return false;
+    struct bp_rows r = bp_rows_of(&t), q = bp_rows_of(&u);
+    while (bp_rows_next(&r) && bp_rows_next(&q)) {
+        if (memcmp(r.p, q.p, (size_t)r.n * bpi_dtype_bytes(t.dtype)) != 0) return false;
+    }
+    return true;
+}
+
 int32_t bpi_mirror_read(struct bp_session *a, struct bp_session *s, const struct bpi_call *c,
-                        uint32_t port, void *out, struct bp_error *err)
+                        uint32_t port, int64_t begin, int64_t rows, void *out, struct bp_error *err)
 {
     struct bp_tensor t = c->port[port];
     void *host = NULL;
-    const uint64_t n = bpi_port_span(&t);
     BP_TRY(bpi_mirror_translate(a, s, c->layer, &t, err));
+    t = bpi_rows(t, begin, rows);
+    const uint64_t n = bpi_port_span(&t);
     if (n == 0) return BP_OK;
     if (s->device.kind != BP_DEV_HOST) {
         host = bpi_alloc(n);
@@ -236,6 +251,36 @@ int32_t bpi_mirror_import(struct bp_session *a, struct bp_session *b, int32_t la
         BP_TRY(write_row(b, il, index, db, b->step.common.slot_map_host[r], row, err));
     }
     return BP_OK;
+}
+
+int32_t bpi_mirror_cache_row(struct bp_session *s, int32_t layer, bool index, uint32_t seq,
+                             uint32_t pos, float *out, struct bp_error *err)
+{
+    const uint32_t dtype = plain_dtype(s, (uint32_t)layer, index);
+    if (dtype == BP_DT_NONE || bpi_mirror_row_width(s, index) > MAX_ROW) return BP_DECLINED;
+    return read_row(s, (uint32_t)layer, index, dtype, bpi_kv_slot(s->kv, seq, pos), out, err);
+}
+
+int32_t bpi_mirror_slot_pos(const struct bp_session *s, uint32_t seq, int32_t slot)
+{
+    const int32_t *table = bpi_kv_table(s->kv, seq);
+    const uint32_t n = (bpi_kv_len(s->kv, seq) + s->block_tok - 1) / s->block_tok;
+    for (uint32_t i = 0; slot >= 0 && i < n; ++i) {
+        if (table[i] == slot / (int32_t)s->block_tok)
+            return (int32_t)(i * s->block_tok) + slot % (int32_t)s->block_tok;
+    }
+    return -1;
+}
+
+const struct bpi_hparams *bpi_mirror_hparams(const struct bp_session *s)
+{
+    return s->hp;
+}
+
+const float *bpi_mirror_router_bias(const struct bp_session *s, int32_t layer)
+{
+    size_t n;
+    return bpi_model_vec(s->model->m, BPI_W_ROUTER_BIAS, (uint32_t)layer, &n);
 }
 
 /* ---- which token is a row? ---- */

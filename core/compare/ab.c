@@ -1,0 +1,194 @@
+/* ab.c - bp_ab_run: opens both sides, runs the mode, closes both sides, judges.
+ * Not here: the modes (ab_shadow.c, ab_free.c). Threads: as a session. SPDX-License-Identifier: MIT */
+#include "compare/compare_priv.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- sessions ---- */
+
+int32_t bpi_ab_open(struct bpi_ab_run *r, const struct bp_ab_side *side, const char *name,
+                    struct bp_session **out, struct bp_error *err)
+{
+    struct bp_error why = BP_ERROR_INIT;
+    int32_t rc = bp_session_open(side->model, side->config, r->p->cb, out, &why);
+    if (rc == BP_OK) return BP_OK;
+    return bpi_fail(err, rc, "compare", why.where, "side %s cannot be opened: %s", name, why.msg);
+}
+
+static int32_t set(struct bp_config *c, struct bp_error *err, const char *fmt, ...)
+    BPI_PRINTF(3, 4);
+static int32_t set(struct bp_config *c, struct bp_error *err, const char *fmt, ...)
+{
+    char text[320];
+    va_list args;
+    va_start(args, fmt);
+    (void)vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    return bp_config_set(c, text, err);
+}
+
+/* The limits of side a, and nothing else of it: no plugin, no wrapper. */
+static int32_t ref_config(const struct bpi_ab_run *r, bool baseline, struct bp_config *c,
+                          struct bp_error *err)
+{
+    static const char *const keys[][2] = {
+        {"engine", "max_seqs"}, {"engine", "batch_tokens"},
+        {"engine", "slab"},     {"engine", "threads"},
+        {"kv", "block"},
+    };
+    static const char *const slots[] = {"dense",       "quant",      "mla.common",
+                                        "mla.prefill", "mla.decode", "mla.index",
+                                        "moe",         "device",     "coll"};
+    for (size_t i = 0; i < BPI_ARRAY_LEN(keys); ++i) {
+        const char *v = bp_config_get(r->p->a.config, keys[i][0], keys[i][1]);
+        if (v != NULL) BP_TRY(set(c, err, "%s.%s=%s", keys[i][0], keys[i][1], v));
+    }
+    BP_TRY(set(c, err, "engine.ctx=%u", bp_session_ctx(r->a)));
+    BP_TRY(set(c, err, "engine.device=cpu"));
+    for (size_t i = 0; i < BPI_ARRAY_LEN(slots); ++i) BP_TRY(set(c, err, "slots.%s=ref", slots[i]));
+    BP_TRY(set(c, err, "kv.dtype=%s", baseline ? r->kv : "f32"));
+    return set(c, err, "plugin.ref.round=%s", baseline ? r->round : "none");
+}
+
+int32_t bpi_ab_ref_session(struct bpi_ab_run *r, bool baseline, struct bp_session **out,
+                           struct bp_error *err)
+{
+    struct bp_config *c = NULL;
+    struct bp_error why = BP_ERROR_INIT;
+    *out = NULL;
+    BP_TRY(bp_config_create(&c, err));
+    int32_t rc = ref_config(r, baseline, c, &why);
+    if (rc == BP_OK) rc = bp_session_open(r->p->a.model, c, r->p->cb, out, &why);
+    bp_config_destroy(c);
+    if (rc != BP_OK)
+        return bpi_fail(err, rc, "compare", why.where, "the reference to judge by cannot run: %s",
+                        why.msg);
+    struct bp_session_memory m = {.h = BP_HDR(struct bp_session_memory, scratch)};
+    bp_session_memory(*out, &m);
+    r->ab->sum.compare_bytes += m.cache + m.weights + m.buffers + m.scratch;
+    return BP_OK;
+}
+
+/* ---- precision ---- */
+
+static const char *round_of(const struct bp_config *c)
+{
+    const char *round = c != NULL ? bpi_config_plugin(c->c, "ref", "round") : NULL;
+    return round != NULL ? round : "none";
+}
+
+bool bpi_ab_is_exact(const struct bp_config *c)
+{
+    return strcmp(round_of(c), "none") == 0;
+}
+
+static int coarseness(const char *dtype)
+{
+    return strcmp(dtype, "bf16") == 0 ? 2 : strcmp(dtype, "f16") == 0 ? 1 : 0;
+}
+
+void bpi_ab_settle_precision(struct bpi_ab_run *r)
+{
+    static const char *const names[] = {"f32", "f16", "bf16"};
+    static const char *const rounds[] = {"none", "f16", "bf16"};
+    static const double units[] = {0x1p-24, 0x1p-12, 0x1p-9};
+    int kv = coarseness(bp_ab_kv_dtype(r->ab, 0)), round = coarseness(round_of(r->p->a.config));
+    if (r->p->golden == NULL) {
+        const int kv_b = coarseness(bp_ab_kv_dtype(r->ab, 1));
+        const int round_b = coarseness(round_of(r->p->b.config));
+        kv = kv_b > kv ? kv_b : kv;
+        round = round_b > round ? round_b : round;
+    }
+    if (r->p->baseline == BP_AB_BASE_NONE) kv = round = 0;
+    if (r->p->baseline == BP_AB_BASE_BF16) kv = round = 2;
+    if (r->p->baseline == BP_AB_BASE_F16) kv = round = 1;
+    (void)snprintf(r->kv, sizeof(r->kv), "%s", names[kv]);
+    (void)snprintf(r->round, sizeof(r->round), "%s", rounds[round]);
+    const int all = round > kv ? round : kv;
+    r->unit = units[all];
+    r->ab->sum.precision = names[all];
+}
+
+/* ---- the whole ---- */
+
+static int32_t check(const struct bp_ab_params *p, struct bp_error *err)
+{
+    if (!BP_HAS(p, struct bp_ab_params, cb) || !BP_HAS(&p->a, struct bp_ab_side, batch) ||
+        !BP_HAS(&p->b, struct bp_ab_side, batch))
+        return bpi_fail(err, BP_E_ARG, "compare", NULL, "the parameters lack their headers");
+    if (p->ids == NULL || p->n_ids == 0)
+        return bpi_fail(err, BP_E_ARG, "compare", NULL,
+                        "there are no tokens to compare on; give some text");
+    if (p->a.model == NULL || p->a.config == NULL)
+        return bpi_fail(err, BP_E_ARG, "compare", NULL, "side A has no model or no configuration");
+    if ((p->golden == NULL) != (p->b.model != NULL && p->b.config != NULL))
+        return bpi_fail(err, BP_E_ARG, "compare", NULL,
+                        "side B is a model with a configuration, or golden values, and one of them "
+                        "only");
+    if (p->mode > BP_AB_FREE || p->baseline > BP_AB_BASE_F16)
+        return bpi_fail(err, BP_E_ARG, "compare", NULL, "mode %u or baseline %u is unknown",
+                        p->mode, p->baseline);
+    if (p->golden != NULL && (p->mode != BP_AB_FREE || p->n_new > 0))
+        return bpi_fail(err, BP_E_ARG, "compare", NULL,
+                        "golden values can be compared with in free mode only, and have no tokens "
+                        "beyond their own");
+    if (p->mode == BP_AB_SHADOW && (p->a.chunk != p->b.chunk || p->a.batch > 1 || p->b.batch > 1))
+        return bpi_fail(err, BP_E_ARG, "compare", NULL,
+                        "in shadow mode B gets A's tensors, so both take the same tokens in the "
+                        "same steps; other chunks and batches need --mode free");
+    for (uint32_t i = 0; i < p->n_ids; ++i) {
+        if (p->ids[i] >= 0 && (uint32_t)p->ids[i] < bp_model_n_vocab(p->a.model)) continue;
+        return bpi_fail(err, BP_E_ARG, "compare", NULL,
+                        "token %d at place %u is outside the vocabulary of %u", p->ids[i], i,
+                        bp_model_n_vocab(p->a.model));
+    }
+    if (p->b.model != NULL && bp_model_n_vocab(p->b.model) != bp_model_n_vocab(p->a.model))
+        return bpi_fail(err, BP_E_ARG, "compare", NULL,
+                        "model A has %u tokens and model B has %u; their logits cannot be compared",
+                        bp_model_n_vocab(p->a.model), bp_model_n_vocab(p->b.model));
+    return BP_OK;
+}
+
+static int32_t create(const struct bp_ab_params *p, struct bp_ab **out, struct bp_error *err)
+{
+    struct bp_ab *ab = bpi_calloc(1, sizeof(*ab));
+    if (ab == NULL) return bpi_fail_nomem(err, "compare", sizeof(*ab));
+    ab->ids = bpi_calloc((size_t)p->n_ids + p->n_new, sizeof(*ab->ids));
+    if (ab->ids == NULL) {
+        bpi_free(ab);
+        return bpi_fail_nomem(err, "compare", p->n_ids * sizeof(*ab->ids));
+    }
+    memcpy(ab->ids, p->ids, p->n_ids * sizeof(*ab->ids));
+    ab->n_ids = p->n_ids;
+    ab->n_vocab = bp_model_n_vocab(p->a.model);
+    ab->sum = (struct bp_ab_summary){.h = BP_HDR(struct bp_ab_summary, compare_bytes),
+                                     .mode = p->mode,
+                                     .text = "",
+                                     .precision = "f32",
+                                     .first_text = "",
+                                     .first = -1,
+                                     .first_token = -1,
+                                     .top_k = BPI_AB_TOP};
+    *out = ab;
+    return BP_OK;
+}
+
+int32_t bp_ab_run(const struct bp_ab_params *p, struct bp_ab **out, struct bp_error *err)
+{
+    struct bpi_ab_run r = {.p = p, .unit = 0x1p-24};
+    *out = NULL;
+    BP_TRY(check(p, err));
+    BP_TRY(create(p, &r.ab, err));
+    bpi_rng_seed(&r.rng, p->seed);
+    int32_t rc = p->mode == BP_AB_SHADOW ? bpi_ab_shadow(&r, err) : bpi_ab_free(&r, err);
+    bp_session_close(r.b);
+    bp_session_close(r.a);
+    if (rc != BP_OK) {
+        bp_ab_close(r.ab);
+        return rc;
+    }
+    bpi_ab_verdict(&r);
+    *out = r.ab;
+    return BP_OK;
+}

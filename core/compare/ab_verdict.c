@@ -1,0 +1,155 @@
+/* ab_verdict.c - from rows to a sentence: which ops fail, which came first, does the whole pass?
+ * Not here: measuring. Threads: one. SPDX-License-Identifier: MIT */
+#include "compare/compare_priv.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static void finish_entry(struct bpi_ab_run *r, struct bpi_ab_entry *e)
+{
+    struct bp_ab_op *o = &e->op;
+    o->norm_rel = e->d2 > 0 ? sqrt(e->d2 / (e->a2 > 0 ? e->a2 : e->d2)) : e->d2; /* NaN stays */
+    if (e->base_d2 > 0)
+        o->baseline_norm_rel = sqrt(e->base_d2 / (e->base_a2 > 0 ? e->base_a2 : e->base_d2));
+    o->time_a = bpi_ab_time(&e->time_a, &r->rng);
+    o->time_b = bpi_ab_time(&e->time_b, &r->rng);
+    if (o->calls > 0) {
+        o->bytes /= (double)o->calls;
+        o->flops /= (double)o->calls;
+    }
+    if (o->n_wide > 0) o->status = BP_AB_FAIL;
+    if (o->status == BP_AB_OK && o->n_flips > 0) o->status = BP_AB_FLIP;
+}
+
+static const char *flip_text(struct bpi_ab_run *r, const struct bpi_ab_entry *e)
+{
+    const struct bp_ab_op *o = &e->op;
+    const struct bp_ab_flip *f = &e->flips[0];
+    for (uint64_t i = 0; i < o->n_flips_kept; ++i) {
+        if (e->flips[i].wide) f = &e->flips[i];
+    }
+    char gap[64] = "by an unknown gap";
+    if (!isnan(f->gap)) (void)snprintf(gap, sizeof(gap), "with a gap of %.3g", f->gap);
+    return bpi_ab_text(r->ab,
+                       "%s chose otherwise at %llu places; at position %u A took %d and B %d, %s, "
+                       "which is %s the precision in use (%s)",
+                       o->tap, (unsigned long long)o->n_flips, f->pos, f->a, f->b, gap,
+                       f->wide ? "wider than" : "below", r->ab->sum.precision);
+}
+
+static const char *error_text(struct bpi_ab_run *r, const struct bpi_ab_entry *e)
+{
+    const struct bp_ab_op *o = &e->op;
+    const char *who = e->blamed == 1 ? " of A" : e->blamed == 2 ? " of B" : "";
+    const char *name = e->blamed == 1 ? o->provider_a : o->provider_b;
+    if (isnan(o->max_abs))
+        return bpi_ab_text(r->ab,
+                           "%s.%s%s%s%s%s wrote NaN or infinity into %s at position %u where the "
+                           "other did not",
+                           o->slot, o->op, who, name[0] != '\0' ? " (" : "", name,
+                           name[0] != '\0' ? ")" : "", o->tap, o->worst_pos);
+    return bpi_ab_text(
+        r->ab,
+        "%s.%s%s%s%s%s differs in %s by %.3g at position %u (%.3g of the norm); the baseline at %s "
+        "differs by %.3g (%.3g of the norm)",
+        o->slot, o->op, who, name[0] != '\0' ? " (" : "", name, name[0] != '\0' ? ")" : "", o->tap,
+        o->max_abs, o->worst_pos, o->norm_rel, r->ab->sum.precision, o->baseline_max_abs,
+        o->baseline_norm_rel);
+}
+
+static void tell_entry(struct bpi_ab_run *r, struct bpi_ab_entry *e)
+{
+    if (e->op.status == BP_AB_OK) return;
+    const bool flips = e->op.status == BP_AB_FLIP || e->op.n_wide > 0;
+    e->op.text = flips ? flip_text(r, e) : error_text(r, e);
+}
+
+static void sum_positions(struct bp_ab *ab)
+{
+    struct bp_ab_summary *s = &ab->sum;
+    const double n = ab->n_positions;
+    s->n_pos = ab->n_positions;
+    for (uint32_t i = 0; i < ab->n_positions; ++i) {
+        const struct bp_ab_position *p = &ab->positions[i];
+        if (!isnan(s->max_abs) && !(p->max_abs <= s->max_abs)) s->max_abs = p->max_abs;
+        if (!isnan(s->max_kl) && !(p->kl <= s->max_kl)) s->max_kl = p->kl;
+        s->mean_abs += p->mean_abs / n;
+        s->kl += p->kl / n;
+        s->kl_ba += p->kl_ba / n;
+        s->topk_overlap +=
+            (double)p->overlap / (ab->n_vocab < BPI_AB_TOP ? ab->n_vocab : BPI_AB_TOP) / n;
+        if (s->first_token < 0 && p->a_id != p->b_id) s->first_token = (int32_t)p->pos;
+    }
+}
+
+/* The first that fails; without one, the first that differs at all. */
+static void find_first(struct bp_ab *ab)
+{
+    struct bp_ab_summary *s = &ab->sum;
+    bool failed = false;
+    for (uint32_t i = 0; i < ab->n_entries; ++i) {
+        struct bp_ab_op *o = &ab->entries[i]->op;
+        const bool differs = !(o->max_abs <= 0.0) || o->n_flips > 0;
+        if (o->status == BP_AB_FAIL) {
+            s->n_fail++;
+            if (!failed) s->first = (int32_t)i;
+            if (failed && s->mode == BP_AB_FREE) o->made_here = 0;
+            failed = true;
+        }
+        if (o->status == BP_AB_FLIP) s->n_flip++;
+        if (s->first < 0 && differs) s->first = (int32_t)i;
+    }
+    s->n_ops = ab->n_entries;
+    if (s->first < 0) return;
+    const struct bp_ab_op *o = &ab->entries[s->first]->op;
+    s->made_here = o->made_here;
+    s->first_text =
+        o->status != BP_AB_OK
+            ? o->text
+            : bpi_ab_text(ab,
+                          "%s.%s differs in %s by %.3g at position %u, within the precision "
+                          "in use (%s)",
+                          o->slot, o->op, o->tap, o->max_abs, o->worst_pos, s->precision);
+}
+
+static void judge(struct bpi_ab_run *r)
+{
+    struct bp_ab_summary *s = &r->ab->sum;
+    const struct bp_ab_params *p = r->p;
+    const bool has_abs = !isnan(p->max_abs), has_kl = !isnan(p->max_kl);
+    const bool finite = isfinite(s->max_abs) || s->n_pos == 0;
+    const bool limits = (!has_abs || s->max_abs <= p->max_abs) && (!has_kl || s->kl <= p->max_kl);
+    /* In free mode the caller's limits are the question; what each tap did is then only told. */
+    const bool asked = p->mode == BP_AB_FREE && (has_abs || has_kl);
+    s->pass = finite && limits && (asked || s->n_fail == 0);
+    if (!finite)
+        s->text = "logits are not finite on one side only, or on both";
+    else if (!limits)
+        s->text =
+            bpi_ab_text(r->ab, "logits differ by more than is allowed: at most %.3g, mean KL %.3g",
+                        s->max_abs, s->kl);
+    else if (!s->pass)
+        s->text = bpi_ab_text(r->ab, "the sides differ: %s", s->first_text);
+    else if (s->first < 0)
+        s->text = "the sides are equal, bit for bit where they were compared";
+    else if (s->n_fail > 0)
+        s->text =
+            bpi_ab_text(r->ab, "logits are within the given limits, though %s", s->first_text);
+    else
+        s->text = bpi_ab_text(r->ab,
+                              "the sides agree to the precision in use (%s); %u ops chose "
+                              "otherwise where the gap is below it",
+                              s->precision, s->n_flip);
+}
+
+void bpi_ab_verdict(struct bpi_ab_run *r)
+{
+    struct bp_ab *ab = r->ab;
+    for (uint32_t i = 0; i < ab->n_entries; ++i) {
+        finish_entry(r, ab->entries[i]);
+        tell_entry(r, ab->entries[i]);
+    }
+    sum_positions(ab);
+    find_first(ab);
+    judge(r);
+}
