@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Writes a model of GLM-5.2's true size that takes no room: real headers in front of holes.
 
-Usage: make_sparse_glm52.py OUT [--mix q5|iq4]
+Usage: make_sparse_glm52.py OUT [--mix q5|iq4|402gb]
 
 13 shards as published: the first has the metadata and no tensor, the others 1809 tensors of the true shapes. The numbers
 read as zeros, so the model opens, but its text would be meaningless. Vocabulary (154880) and merges (321649) are made up.
   q5   types as in a published Q5_K mix: f32 709, q8_0 876, q5_K 150, q6_K 74
   iq4  the experts as iq4_xs, all else q8_0 and f32: 411 GB (q5 has 562)
+  402gb  as iq4, but gate and up of the first 14 expert layers as q3_K: 402 GB
 Prints the path of the first shard. Exit 77 with the reason where the file system has no sparse files or refuses the size.
 """
 # SPDX-License-Identifier: MIT
@@ -17,8 +18,8 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import gguf_edit as ge  # noqa: E402
 
-F32, Q8_0, Q5_K, Q6_K, IQ4_XS = 0, 8, 13, 14, 23
-BLOCK = {F32: (1, 4), Q8_0: (32, 34), Q5_K: (256, 176), Q6_K: (256, 210), IQ4_XS: (256, 136)}
+F32, Q8_0, Q3_K, Q5_K, Q6_K, IQ4_XS = 0, 8, 11, 13, 14, 23
+BLOCK = {F32: (1, 4), Q8_0: (32, 34), Q3_K: (256, 110), Q5_K: (256, 176), Q6_K: (256, 210), IQ4_XS: (256, 136)}
 
 BLOCKS, DENSE, N_SHARDS = 79, 3, 13
 E, N_FF, HEADS, NOPE, ROPE, V, C, Q = 6144, 12288, 64, 192, 64, 256, 512, 2048
@@ -73,8 +74,10 @@ def block_tensors(n, mix):
     # The published mix keeps the NextN block and the first down projection finer than the rest.
     gate = Q8_0 if mtp else Q5_K
     down = Q8_0 if mtp or n == DENSE else Q6_K
-    if mix == "iq4":
+    if mix != "q5":
         gate = down = IQ4_XS
+    if mix == "402gb" and n < DENSE + 14:
+        gate = Q3_K
     add("ffn_gate_exps.weight", [E, F, EXPERTS], gate)
     add("ffn_up_exps.weight", [E, F, EXPERTS], gate)
     add("ffn_down_exps.weight", [F, E, EXPERTS], down)
@@ -232,13 +235,13 @@ def make(out, mix):
 def main():
     parser = argparse.ArgumentParser(description="A sparse model of GLM-5.2's size.")
     parser.add_argument("out")
-    parser.add_argument("--mix", choices=("q5", "iq4"), default="q5")
+    parser.add_argument("--mix", choices=("q5", "iq4", "402gb"), default="q5")
     args = parser.parse_args()
     first, n_bytes, disk, tensors = make(args.out, args.mix)
     counts = {}
     for t in tensors:
         counts[t.type] = counts.get(t.type, 0) + 1
-    names = {F32: "f32", Q8_0: "q8_0", Q5_K: "q5_K", Q6_K: "q6_K", IQ4_XS: "iq4_xs"}
+    names = {F32: "f32", Q8_0: "q8_0", Q3_K: "q3_K", Q5_K: "q5_K", Q6_K: "q6_K", IQ4_XS: "iq4_xs"}
     types = ", ".join(f"{names[k]} {n}" for k, n in sorted(counts.items()))
     print(f"{len(tensors)} tensors ({types}), {n_bytes} bytes, of which {disk} on disk", file=sys.stderr)
     print(first)

@@ -18,6 +18,9 @@ MAX_SECONDS, MAX_RSS_KB = 2.0, 128 << 10
 # A header's last bytes share pages with the first weights, and a piece of what follows may be asked for with it.
 MAX_BEHIND_HEADERS = 13 * (512 << 10)
 TRIES = 3
+# mix: types, and the size of all shards in bytes to a tenth of a percent
+MIXES = {"402gb": ({"f32": 709, "q8_0": 872, "q3_k": 28, "iq4_xs": 200}, 402e9),
+         "q5": ({"f32": 709, "q8_0": 876, "q5_k": 150, "q6_k": 74}, 562e9)}
 
 
 class Pages:
@@ -63,7 +66,7 @@ def timed(args, out):
     return child.returncode, time.monotonic() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss
 
 
-def check_json(j, paths):
+def check_json(j, paths, mix):
     """What inspect says is what the files hold."""
     want = {"arch": "glm-dsa", "bytes": sum(os.path.getsize(p) for p in paths), "missing": [], "cannot_run": None}
     wrong = [f"{k} is {j.get(k)!r}, wanted {v!r}" for k, v in want.items() if j.get(k) != v]
@@ -73,8 +76,10 @@ def check_json(j, paths):
     types = {}
     for t in j["tensors"]:
         types[t["type"].lower()] = types.get(t["type"].lower(), 0) + 1
-    if types != {"f32": 709, "q8_0": 876, "q5_k": 150, "q6_k": 74}:
+    if types != MIXES[mix][0]:
         wrong.append(f"tensor types {types}")
+    if abs(j["bytes"] / MIXES[mix][1] - 1) > 1e-3:
+        wrong.append(f"{j['bytes']} bytes")
     if [s["tensors"] for s in j["shards"]][0] != 0 or len(j["shards"]) != 13:
         wrong.append(f"shards {j['shards']}")
     full = [r["text"] for r in j["report"] if "21 of 78 layers select" in r["text"]]
@@ -85,21 +90,26 @@ def check_json(j, paths):
 
 def main(argv):
     backplane, source, out = argv[1:4]
-    sanitized = "--sanitized" in argv
+    results = [run_mix(mix, backplane, source, out, "--sanitized" in argv) for mix in MIXES]
+    return next((r for r in results if r not in (0, 77)), max(results))
+
+
+def run_mix(mix, backplane, source, out, sanitized):
     shutil.rmtree(out, ignore_errors=True)
-    made = subprocess.run([sys.executable, "-B", os.path.join(source, "scripts", "make_sparse_glm52.py"), out],
+    made = subprocess.run([sys.executable, "-B", os.path.join(source, "scripts", "make_sparse_glm52.py"), out, "--mix",
+                           mix],
                           stdout=subprocess.PIPE, text=True, check=False)
     if made.returncode != 0:
         print(made.stdout, end="")
         shutil.rmtree(out, ignore_errors=True)
         return 77 if made.returncode == 77 else 1
     try:
-        return measure(backplane, made.stdout.strip(), out, sanitized)
+        return measure(mix, backplane, made.stdout.strip(), out, sanitized)
     finally:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def measure(backplane, first, out, sanitized):
+def measure(mix, backplane, first, out, sanitized):
     paths = sorted(os.path.join(out, name) for name in os.listdir(out))
     pages, answer, tries, came, wrong = Pages(), os.path.join(out, "inspect.json"), [], 0, []
     for i in range(TRIES):
@@ -107,7 +117,7 @@ def measure(backplane, first, out, sanitized):
             forget(path)
         rc, wall, cpu, rss = timed([backplane, "inspect", first, "--json"], answer)
         tries.append((wall, rss))
-        print(f"exit {rc}, {wall:.2f} s, {cpu:.2f} s of CPU, {rss} KB")
+        print(f"{mix}: exit {rc}, {wall:.2f} s, {cpu:.2f} s of CPU, {rss} KB")
         if rc != 0:
             return 1
         if i > 0:  # asking for 137 million pages takes seconds, so it is done once
@@ -119,7 +129,7 @@ def measure(backplane, first, out, sanitized):
             return 77
         print(f"{came} bytes of the {len(paths) - 1} shards with weights came into memory")
     with open(answer, encoding="utf-8") as f:
-        wrong += check_json(json.load(f), paths)
+        wrong += check_json(json.load(f), paths, mix)
     if came > MAX_BEHIND_HEADERS:
         wrong.append(f"more than {MAX_BEHIND_HEADERS} bytes of weights were read")
     # Other work on the machine may slow a try; the fastest one counts. Sanitizers have limits of their own.
