@@ -37,7 +37,9 @@ def ops(draw, n_layer, verdict):
         a = us * draw.uniform(0.9, 1.1)
         out.append({"slot": slot, "op": op, "layer": layer, "tap": tap, "calls": N_TOK,
                     "max_abs": short(error and error * 3.1), "max_rel": short(error and error * 9), "norm_rel": short(error),
-                    "baseline_norm_rel": base, "worst_row": draw.randrange(N_TOK), "flips": flips, "status": status,
+                    "baseline_norm_rel": base, "worst_row": draw.randrange(N_TOK), "flips": flips, "n_flips": len(flips), "status": "fail" if status == "inherited" else status,
+                    "made_here": status != "inherited", "provider_a": "ref", "provider_b": "other",
+                    "text": "" if status != "fail" else f"{slot}.{op} differs in {tap}; the baseline does not",
                     "time_a_us": interval(a), "time_b_us": interval(a * SPEED.get(slot, 1.02)), "bytes": n_bytes,
                     "flops": 3 * n_bytes})
 
@@ -82,7 +84,7 @@ def logits(draw, n, level, hits=(), lost=()):
 
 def fail():
     draw = random.Random(5)
-    rounding = [{"row": 3, "a": 12, "b": 41, "gap": 3.1e-8}, {"row": 11, "a": 7, "b": 2, "gap": 1.2e-7}]
+    rounding = [{"row": 3, "a": 12, "b": 41, "gap": 3.1e-8, "wide": False}, {"row": 11, "a": 7, "b": 2, "gap": 1.2e-7, "wide": False}]
 
     def verdict(slot, op, layer, _):
         if slot == "mla.decode" and layer in (3, 7, 9):
@@ -90,7 +92,7 @@ def fail():
         if op == "route" and layer in (5, 8):
             return ("flip", 0.9, rounding)
         if op == "route" and layer == 10:
-            return ("fail", 3.0, [{"row": 5, "a": 1, "b": 60, "gap": 0.21}])
+            return ("fail", 3.0, [{"row": 5, "a": 1, "b": 60, "gap": 0.21, "wide": True}])
         return None
     return {"mode": "shadow", "a": side("ref", "0.9.0", "(built in)", "f32"),
             "b": side("attn_flash", "0.2.1", "/usr/lib/backplane/plugins/backplane-attn-flash.so", "bf16"),

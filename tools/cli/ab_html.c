@@ -32,13 +32,13 @@ static int32_t fail(struct bp_error *err, int32_t code, const char *path, const 
 
 /* ---- the numbers, for the program in the page ---- */
 
-/* In a script element only "</" and "<!--" mean something; without any '<' neither can appear. All three characters occur
- * in JSON inside of strings alone, where an escape means the same. */
+/* In a script element only "</" and "<!--" mean something; without any '<' neither can appear. All these characters occur in
+ * JSON inside of strings alone, where an escape means the same. */
 static int put_json(const char *buffer, size_t n, void *ctx)
 {
     FILE *f = ctx;
     for (size_t i = 0; i < n; ++i) {
-        if (buffer[i] == '<' || buffer[i] == '>' || buffer[i] == '&')
+        if (buffer[i] == '<' || buffer[i] == '>' || buffer[i] == '&' || buffer[i] == 0x7f)
             fprintf(f, "\\u%04x", (unsigned)buffer[i]);
         else
             putc(buffer[i], f);
@@ -60,9 +60,11 @@ static void fill_in(FILE *f, const char *name, size_t n, const json_t *r)
         const char *name;
         void (*put)(FILE *f, const json_t *r);
     } parts[] = {
-        {"title", ab_part_title}, {"verdict", ab_part_verdict}, {"tiles", ab_part_tiles},
-        {"ops", ab_part_ops},     {"flips", ab_part_flips},     {"positions", ab_part_positions},
-        {"sides", ab_part_sides}, {"prompt", ab_part_prompt},   {"cost", ab_part_cost},
+        {"title", ab_part_title}, {"verdict", ab_part_verdict},
+        {"tiles", ab_part_tiles}, {"ops", ab_part_ops},
+        {"flips", ab_part_flips}, {"positions", ab_part_positions},
+        {"sides", ab_part_sides}, {"prompt", ab_part_prompt},
+        {"cost", ab_part_cost},   {"findings", ab_part_findings},
         {"data", part_data},
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; ++i)

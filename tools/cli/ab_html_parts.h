@@ -27,7 +27,13 @@ const char *ab_string(const json_t *o, const char *key); /* "" when there is non
 void ab_put_us(FILE *f, double us);
 void ab_put_bytes(FILE *f, double bytes);
 void ab_put_flops(FILE *f, double flops);
-/* "B is 1.30x faster", ..., of all ops together. */
+/* "ok", "flip", "fail", "inherited" (a fail that an earlier op made), else what the op says. */
+const char *ab_status_of(const json_t *op);
+void ab_put_status(FILE *f, const char *status);
+size_t ab_flips_of(const json_t *op); /* how many there were; the list may hold the first of them only */
+/* A time with samples. */
+bool ab_median(const json_t *op, const char *key, double *out);
+/* Medians times calls, summed over the ops that were timed on both sides. */
 struct ab_times {
     double a_us, b_us;
     bool known;
@@ -42,6 +48,7 @@ struct ab_counts ab_counts_of(const json_t *result);
 void ab_part_title(FILE *f, const json_t *r);
 void ab_part_verdict(FILE *f, const json_t *r);
 void ab_part_tiles(FILE *f, const json_t *r);
+void ab_part_findings(FILE *f, const json_t *r);
 /* ab_html_tables.c */
 void ab_part_ops(FILE *f, const json_t *r);
 void ab_part_flips(FILE *f, const json_t *r);

@@ -20,6 +20,17 @@ struct lines {
     size_t n;
 };
 
+/* Takes away the beginning of a character at the end of a text that was cut there. */
+static void whole_characters(char *text)
+{
+    size_t n = strlen(text), tail = 0;
+    while (tail < n && tail < 3 && ((unsigned char)text[n - 1 - tail] & 0xc0) == 0x80) ++tail;
+    if (tail == n) return;
+    const unsigned char lead = (unsigned char)text[n - 1 - tail];
+    const size_t wanted = lead >= 0xf0 ? 3 : lead >= 0xe0 ? 2 : lead >= 0xc0 ? 1 : 0;
+    if (wanted > tail) text[n - 1 - tail] = '\0';
+}
+
 /* The name of an element: what it says it is, else its number. */
 static void element_name(const json_t *e, size_t i, char *out, size_t n)
 {
@@ -31,6 +42,7 @@ static void element_name(const json_t *e, size_t i, char *out, size_t n)
         snprintf(out, n, "%s%s", name[0] != '\0' ? name : "layers ", name[0] != '\0' ? "" : layers);
     else
         snprintf(out, n, "%zu", i);
+    whole_characters(out);
 }
 
 static bool of_objects(const json_t *v)
@@ -49,13 +61,14 @@ static void add_lines(struct lines *out, const char *name, const json_t *v, int 
         json_t *child;
         json_object_foreach((json_t *)v, key, child)
         {
-            /* These two named the element already. */
+            /* These named the element already. */
             if (depth > 0 &&
                 (strcmp(key, "slot") == 0 || strcmp(key, "name") == 0 ||
                  strcmp(key, "layers") == 0) &&
                 strstr(name, ab_string(v, key)) != NULL)
                 continue;
             snprintf(below, sizeof below, "%s%s%s", name, name[0] != '\0' ? " › " : "", key);
+            whole_characters(below);
             add_lines(out, below, child, depth + 1);
         }
     } else if (of_objects(v)) {
@@ -66,6 +79,7 @@ static void add_lines(struct lines *out, const char *name, const json_t *v, int 
             char element[MAX_NAME / 2];
             element_name(child, i, element, sizeof element);
             snprintf(below, sizeof below, "%s%s%s", name, name[0] != '\0' ? " › " : "", element);
+            whole_characters(below);
             add_lines(out, below, child, depth + 1);
         }
     } else {
@@ -128,10 +142,8 @@ static void put_value(FILE *f, const char *name, const json_t *v)
 
 static void put_name(FILE *f, const char *name)
 {
-    size_t n = strlen(name); /* a name that was cut may end inside of a character */
-    while (n > 0 && n + 1 >= MAX_NAME - 4 && ((unsigned char)name[n - 1] & 0x80) != 0) --n;
     fputs("<th scope=\"row\"><bdi>", f);
-    ab_put_text(f, name, n);
+    ab_put_text(f, name, strlen(name));
     fputs("</bdi></th>", f);
 }
 
@@ -142,9 +154,14 @@ static struct lines lines_of(const json_t *v)
     return l;
 }
 
+static bool is_same(const json_t *a, const json_t *b)
+{
+    return a != NULL && b != NULL && json_equal(a, b);
+}
+
 static void put_side_row(FILE *f, const char *name, const json_t *a, const json_t *b)
 {
-    const bool same = a != NULL && b != NULL && json_equal(a, b);
+    const bool same = is_same(a, b);
     fputs(same ? "<tr>" : "<tr class=\"differs\">", f);
     put_name(f, name);
     for (int side = 0; side < 2; ++side) {
@@ -161,26 +178,45 @@ static void put_side_row(FILE *f, const char *name, const json_t *a, const json_
     fputs("</tr>\n", f);
 }
 
+static void put_sides_table(FILE *f, const struct lines *a, const struct lines *b, bool want_same)
+{
+    fprintf(f,
+            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"%s\">"
+            "<table id=\"sides-%s\" class=\"wide\"><caption>%s</caption><thead><tr>"
+            "<th scope=\"col\">What</th><th scope=\"col\"><span class=\"key a\"></span>A</th>"
+            "<th scope=\"col\"><span class=\"key b\"></span>B</th></tr></thead><tbody>\n",
+            want_same ? "The same on both sides" : "What differs", want_same ? "same" : "differ",
+            want_same ? "The same on both sides" : "What differs");
+    for (size_t i = 0; i < a->n; ++i) {
+        const struct line *other = find_line(b, a->at[i].name);
+        const json_t *value = other != NULL ? other->value : NULL;
+        if (is_same(a->at[i].value, value) == want_same)
+            put_side_row(f, a->at[i].name, a->at[i].value, value);
+    }
+    for (size_t i = 0; i < b->n && !want_same; ++i)
+        if (find_line(a, b->at[i].name) == NULL)
+            put_side_row(f, b->at[i].name, NULL, b->at[i].value);
+    fputs("</tbody></table></div>\n", f);
+}
+
 void ab_part_sides(FILE *f, const json_t *r)
 {
     struct lines a = lines_of(json_object_get(r, "a")), b = lines_of(json_object_get(r, "b"));
-    if (a.n + b.n == 0) {
-        fputs("<p class=\"empty\">Nothing is said about the sides.</p>\n", f);
-    } else {
-        fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Both sides\">"
-              "<table id=\"sides-table\" class=\"wide\"><caption>What was compared; ≠ marks what "
-              "differs</caption><thead><tr>"
-              "<th scope=\"col\">What</th><th scope=\"col\"><span class=\"key a\"></span>A</th>"
-              "<th scope=\"col\"><span class=\"key b\"></span>B</th></tr></thead><tbody>\n",
-              f);
-        for (size_t i = 0; i < a.n; ++i) {
-            const struct line *other = find_line(&b, a.at[i].name);
-            put_side_row(f, a.at[i].name, a.at[i].value, other != NULL ? other->value : NULL);
-        }
-        for (size_t i = 0; i < b.n; ++i)
-            if (find_line(&a, b.at[i].name) == NULL)
-                put_side_row(f, b.at[i].name, NULL, b.at[i].value);
-        fputs("</tbody></table></div>\n", f);
+    size_t n_same = 0;
+    for (size_t i = 0; i < a.n; ++i) {
+        const struct line *other = find_line(&b, a.at[i].name);
+        n_same += other != NULL && is_same(a.at[i].value, other->value);
+    }
+    if (a.n + b.n == 0) fputs("<p class=\"empty\">Nothing is said about the sides.</p>\n", f);
+    if (n_same < a.n || n_same < b.n) {
+        put_sides_table(f, &a, &b, false);
+    } else if (a.n > 0) {
+        fputs("<p class=\"empty\">Both sides have the same settings, backends and files.</p>\n", f);
+    }
+    if (n_same > 0) {
+        fprintf(f, "<details><summary>%zu more, the same on both sides</summary>\n", n_same);
+        put_sides_table(f, &a, &b, true);
+        fputs("</details>\n", f);
     }
     free(a.at);
     free(b.at);

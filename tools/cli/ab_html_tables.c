@@ -9,19 +9,10 @@
 /* Lists that grow with the prompt end here in the tables; the numbers in the page hold all. */
 enum { MAX_ROWS = 2000 };
 
-static void put_status(FILE *f, const char *status)
+static void cell_status(FILE *f, const json_t *op)
 {
-    static const struct {
-        const char *status, *sign;
-    } known[] = {{"ok", "✓"}, {"flip", "◆"}, {"fail", "✕"}, {"inherited", "↳"}};
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; ++i)
-        if (strcmp(known[i].status, status) == 0) {
-            fprintf(f, "<td><span class=\"st %s\">%s %s</span></td>", status, known[i].sign,
-                    status);
-            return;
-        }
     fputs("<td>", f);
-    ab_put_text(f, status[0] != '\0' ? status : "–", strlen(status[0] != '\0' ? status : "–"));
+    ab_put_status(f, ab_status_of(op));
     fputs("</td>", f);
 }
 
@@ -48,7 +39,7 @@ static void cell_time(FILE *f, const json_t *op, const char *key)
     const json_t *t = json_object_get(op, key);
     double v, lo, hi;
     fputs("<td class=\"n\">", f);
-    if (!ab_number(t, "median", &v)) {
+    if (!ab_median(op, key, &v)) {
         fputs("–</td>", f);
         return;
     }
@@ -79,10 +70,10 @@ static void cell_ratio(FILE *f, bool known, double top, double bottom)
 
 static void put_op(FILE *f, const json_t *op, size_t i)
 {
-    const char *status = ab_string(op, "status");
-    const json_t *flips = json_object_get(op, "flips");
-    const size_t n_flips = json_array_size(flips);
-    const bool nan = strcmp(status, "fail") == 0 && n_flips == 0;
+    const char *status = ab_status_of(op);
+    const size_t n_flips = ab_flips_of(op);
+    const bool fails = strcmp(status, "fail") == 0 || strcmp(status, "inherited") == 0,
+               nan = fails && n_flips == 0;
     double a, b, layer, v;
     const bool bad = strcmp(status, "fail") == 0, flip = strcmp(status, "flip") == 0;
     fprintf(f, "<tr%s data-i=\"%zu\">",
@@ -90,7 +81,7 @@ static void put_op(FILE *f, const json_t *op, size_t i)
             : flip ? " class=\"flipped\""
                    : "",
             i);
-    put_status(f, status);
+    cell_status(f, op);
     fputs("<td class=\"n\">", f);
     if (ab_number(op, "layer", &layer) && layer >= 0)
         ab_put_number(f, layer, "");
@@ -103,25 +94,26 @@ static void put_op(FILE *f, const json_t *op, size_t i)
     cell_number(f, op, "norm_rel", nan);
     cell_number(f, op, "baseline_norm_rel", false);
     bool known = ab_number(op, "norm_rel", &a);
-    known = ab_number(op, "baseline_norm_rel", &b) && known;
+    /* No baseline was made where an op is right without one. */
+    known = ab_number(op, "baseline_norm_rel", &b) && known && (a <= 0 || b > 0 || fails);
     cell_ratio(f, known, known ? a : 0, known ? b : 0);
     cell_number(f, op, "max_abs", nan);
     cell_number(f, op, "max_rel", nan);
-    cell_number(f, op, "worst_row", false);
+    cell_number(f, op, json_object_get(op, "worst_row") != NULL ? "worst_row" : "worst_pos", false);
     fprintf(f, "<td class=\"n\">%zu</td>", n_flips);
     cell_number(f, op, "calls", false);
     cell_time(f, op, "time_a_us");
     cell_time(f, op, "time_b_us");
-    known = ab_number(json_object_get(op, "time_a_us"), "median", &a);
-    known = ab_number(json_object_get(op, "time_b_us"), "median", &b) && known && a > 0;
+    known = ab_median(op, "time_a_us", &a);
+    known = ab_median(op, "time_b_us", &b) && known;
     cell_ratio(f, known, known ? b : 0, known ? a : 1);
     fputs("<td class=\"n\">", f);
-    if (ab_number(op, "bytes", &v))
+    if (ab_number(op, "bytes", &v) && v > 0)
         ab_put_bytes(f, v);
     else
         fputs("–", f);
     fputs("</td><td class=\"n\">", f);
-    if (ab_number(op, "flops", &v))
+    if (ab_number(op, "flops", &v) && v > 0)
         ab_put_flops(f, v);
     else
         fputs("–", f);
@@ -172,8 +164,8 @@ void ab_part_ops(FILE *f, const json_t *r)
 
 void ab_part_flips(FILE *f, const json_t *r)
 {
-    static const char *const names[] = {"Status", "#Layer",   "Op",       "Tap",
-                                        "#Row",   "#A chose", "#B chose", "#Gap"};
+    static const char *const names[] = {"Status",   "#Layer",   "Op",   "Tap",       "#Row",
+                                        "#A chose", "#B chose", "#Gap", "The gap is"};
     size_t i, k, n = 0;
     json_t *op, *flip;
     json_array_foreach(json_object_get(r, "ops"), i, op)
@@ -185,7 +177,7 @@ void ab_part_flips(FILE *f, const json_t *r)
                 put_head(f, "flips-table", "Choices that came out differently", names,
                          sizeof names / sizeof names[0]);
             fputs("<tr>", f);
-            put_status(f, ab_string(op, "status"));
+            cell_status(f, op);
             cell_number(f, op, "layer", false);
             fputs("<td><bdi>", f);
             ab_put_text(f, ab_string(op, "slot"), strlen(ab_string(op, "slot")));
@@ -193,11 +185,17 @@ void ab_part_flips(FILE *f, const json_t *r)
             ab_put_text(f, ab_string(op, "op"), strlen(ab_string(op, "op")));
             fputs("</bdi></td>", f);
             cell_string(f, op, "tap");
-            cell_number(f, flip, "row", false);
+            cell_number(f, flip, json_object_get(flip, "row") != NULL ? "row" : "pos", false);
             cell_number(f, flip, "a", false);
             cell_number(f, flip, "b", false);
             cell_number(f, flip, "gap", false);
-            fputs("</tr>\n", f);
+            const json_t *wide = json_object_get(flip, "wide");
+            const bool is_wide =
+                json_is_true(wide) || (json_is_integer(wide) && json_integer_value(wide) != 0);
+            fprintf(f, "<td>%s</td></tr>\n",
+                    is_wide                                          ? "wider than the precision"
+                    : json_is_boolean(wide) || json_is_integer(wide) ? "below the precision"
+                                                                     : "–");
         }
     }
     if (n == 0) {

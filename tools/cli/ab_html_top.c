@@ -121,7 +121,42 @@ void ab_put_flops(FILE *f, double flops)
     put_scaled(f, flops, 1000, units, 5);
 }
 
-/* ---- sums ---- */
+/* ---- ops ---- */
+
+const char *ab_status_of(const json_t *op)
+{
+    const char *status = ab_string(op, "status");
+    if (strcmp(status, "fail") == 0 && json_is_false(json_object_get(op, "made_here")))
+        return "inherited";
+    return status;
+}
+
+void ab_put_status(FILE *f, const char *status)
+{
+    static const struct {
+        const char *status, *sign;
+    } known[] = {{"ok", "✓"}, {"flip", "◆"}, {"fail", "✕"}, {"inherited", "↳"}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; ++i)
+        if (strcmp(known[i].status, status) == 0) {
+            fprintf(f, "<span class=\"st %s\">%s %s</span>", status, known[i].sign, status);
+            return;
+        }
+    if (status[0] == '\0') status = "–";
+    ab_put_text(f, status, strlen(status));
+}
+
+size_t ab_flips_of(const json_t *op)
+{
+    const json_t *n = json_object_get(op, "n_flips");
+    return json_is_integer(n) && json_integer_value(n) >= 0
+               ? (size_t)json_integer_value(n)
+               : json_array_size(json_object_get(op, "flips"));
+}
+
+bool ab_median(const json_t *op, const char *key, double *out)
+{
+    return ab_number(json_object_get(op, key), "median", out) && *out > 0;
+}
 
 struct ab_times ab_times_of(const json_t *result)
 {
@@ -131,9 +166,7 @@ struct ab_times ab_times_of(const json_t *result)
     json_array_foreach(json_object_get(result, "ops"), i, op)
     {
         double a, b, calls = 1;
-        if (!ab_number(json_object_get(op, "time_a_us"), "median", &a) ||
-            !ab_number(json_object_get(op, "time_b_us"), "median", &b))
-            continue;
+        if (!ab_median(op, "time_a_us", &a) || !ab_median(op, "time_b_us", &b)) continue;
         (void)ab_number(op, "calls", &calls);
         t.a_us += a * calls;
         t.b_us += b * calls;
@@ -149,7 +182,7 @@ struct ab_counts ab_counts_of(const json_t *result)
     json_t *op;
     json_array_foreach(json_object_get(result, "ops"), i, op)
     {
-        const char *status = ab_string(op, "status");
+        const char *status = ab_status_of(op);
         ++n.ops;
         n.ok += strcmp(status, "ok") == 0;
         n.flip += strcmp(status, "flip") == 0;
@@ -172,7 +205,7 @@ static void put_place(FILE *f, const json_t *d)
     double layer;
     fputs("<code><bdi>", f);
     if (slot[0] == '\0' && op[0] == '\0') {
-        ab_put_text(f, tap, strlen(tap));
+        ab_put_text(f, tap[0] != '\0' ? tap : "an op", strlen(tap[0] != '\0' ? tap : "an op"));
     } else {
         ab_put_text(f, slot, strlen(slot));
         if (slot[0] != '\0' && op[0] != '\0') putc('.', f);
@@ -231,7 +264,7 @@ void ab_part_verdict(FILE *f, const json_t *r)
 {
     const json_t *v = json_object_get(r, "verdict"), *d = json_object_get(r, "first_difference");
     const json_t *mode = json_object_get(r, "mode");
-    const bool pass = passed(r), free_mode = strcmp(ab_string(r, "mode"), "free") == 0;
+    const bool pass = passed(r);
     fprintf(f, "<p class=\"eyebrow\">Backplane A/B report, mode ");
     ab_put_string(f, mode);
     fprintf(f, "</p>\n<h1><span class=\"badge %s\">%s</span> ", pass ? "ok" : "fail",
@@ -270,12 +303,13 @@ void ab_part_verdict(FILE *f, const json_t *r)
             ab_put_number(f, row, "");
             fputs("</b></span> ", f);
         }
-        if (json_is_boolean(made))
-            fputs(json_is_true(made) ? "Made here: this op got the same inputs on both sides."
-                                     : "Inherited: this op got inputs that already differed.",
+        if (json_is_false(made))
+            fputs("Inherited: this op got inputs that already differed.", f);
+        else if (json_is_true(made))
+            fputs(strcmp(ab_string(r, "mode"), "free") == 0
+                      ? "Made here: what came before agrees."
+                      : "Made here: this op of B got the very inputs of A.",
                   f);
-        else if (free_mode)
-            fputs("Two whole runs: shadow mode tells whether it was made here.", f);
         fputs("</p>\n", f);
     }
     put_thresholds(f, json_object_get(v, "thresholds"));
@@ -371,4 +405,28 @@ void ab_part_tiles(FILE *f, const json_t *r)
     fputs(", B ", f);
     ab_put_us(f, t.b_us);
     fputs("</small></dd></div>\n", f);
+}
+
+/* What the comparison says in words about single ops, the worst kinds first. */
+void ab_part_findings(FILE *f, const json_t *r)
+{
+    enum { SHOWN = 8 };
+    static const char *const kinds[] = {"fail", "flip"};
+    size_t n = 0, i;
+    json_t *op;
+    for (size_t kind = 0; kind < sizeof kinds / sizeof kinds[0]; ++kind)
+        json_array_foreach(json_object_get(r, "ops"), i, op)
+        {
+            const json_t *text = json_object_get(op, "text");
+            if (strcmp(ab_status_of(op), kinds[kind]) != 0 || json_string_length(text) == 0)
+                continue;
+            if (n++ >= SHOWN) continue;
+            if (n == 1) fputs("<ul class=\"findings\">\n", f);
+            fputs("<li>", f);
+            ab_put_status(f, kinds[kind]);
+            ab_put_string(f, text);
+            fputs("</li>\n", f);
+        }
+    if (n > SHOWN) fprintf(f, "<li>and %zu more in the table of ops</li>\n", n - SHOWN);
+    if (n > 0) fputs("</ul>\n", f);
 }

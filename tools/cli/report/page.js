@@ -81,12 +81,17 @@
   const short_tap = (op) => text(op.tap).replace(/^blk\.\d+\./, '');
   const name_of = (op) => [text(op.slot), text(op.op)].filter(Boolean).join('.') || text(op.tap) || 'op';
   const place_of = (op) => name_of(op) + (in_layer(op) ? ', layer ' + op.layer : '');
-  const failed = (op) => op.status === 'fail' || op.status === 'inherited';
-  const not_finite = (op) => failed(op) && op.norm_rel === null && list(op.flips).length === 0;
+  const status_of = (op) => (op.status === 'fail' && op.made_here === false ? 'inherited' : text(op.status));
+  const failed = (op) => status_of(op) === 'fail' || status_of(op) === 'inherited';
+  const n_flips = (op) => (finite(op.n_flips) ? op.n_flips : list(op.flips).length);
+  const worst_of = (op) => (finite(op.worst_row) ? op.worst_row : op.worst_pos);
+  const not_finite = (op) => failed(op) && op.norm_rel === null && n_flips(op) === 0;
   const ratio_of = (op) => {
     if (not_finite(op)) return Infinity;
     if (!finite(op.norm_rel) || !finite(op.baseline_norm_rel)) return NaN;
-    return op.baseline_norm_rel > 0 ? op.norm_rel / op.baseline_norm_rel : op.norm_rel > 0 ? Infinity : 0;
+    if (op.norm_rel === 0) return 0;
+    /* No baseline was made where an op is right without one. */
+    return op.baseline_norm_rel > 0 ? op.norm_rel / op.baseline_norm_rel : failed(op) ? Infinity : NaN;
   };
   /* The colour: 0..3 within the bound, 4..6 beyond it, 7 not finite, x no number. What the verdict says decides between the
    * two halves, because the bound also allows one unit in the last place and looks at every element. */
@@ -95,7 +100,8 @@
     const r = ratio_of(op);
     if (failed(op)) return r > 100 ? '6' : r > 10 ? '5' : '4';
     if (finite(op.norm_rel) && op.norm_rel === 0) return '0';
-    return Number.isNaN(r) ? 'x' : r <= 0.5 ? '1' : r <= 1 ? '2' : '3';
+    if (Number.isNaN(r)) return finite(op.norm_rel) && op.baseline_norm_rel === 0 ? '1' : 'x';
+    return r <= 0.5 ? '1' : r <= 1 ? '2' : '3';
   };
   const error_of = (op) => (not_finite(op) ? 'not finite' : number(op.norm_rel));
   const ratio_text = (op) => {
@@ -103,8 +109,10 @@
     const r = ratio_of(op);
     return r === 0 ? 'exact' : Number.isNaN(r) ? '–' : times(r);
   };
+  /* Nothing takes no time: without samples all three are 0. */
+  const timed = (t) => (object(t).median > 0 ? object(t) : {});
   const interval = (t) => {
-    t = object(t);
+    t = timed(t);
     return us(t.median) + (finite(t.lo) && finite(t.hi) ? ' (' + us(t.lo) + ' to ' + us(t.hi) + ')' : '');
   };
   const is_first = (op) => first !== null && first.slot === op.slot && first.op === op.op && first.layer === op.layer &&
@@ -116,7 +124,7 @@
     fail: (x, y, r) => svg('path', {class: 'mk', d: `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`}),
     flip: (x, y, r) => svg('circle', {class: 'dot', cx: x, cy: y, r: r * 0.8}),
   };
-  const mark_of = (op) => (op.status === 'fail' ? 'fail' : op.status === 'flip' ? 'flip' : null);
+  const mark_of = (op) => (['fail', 'flip'].includes(status_of(op)) ? status_of(op) : null);
 
   const swatch = (shade, mark) => {
     const node = svg('svg', {width: 16, height: 16, 'aria-hidden': 'true'}, svg('rect', {class: 'c' + shade, width: 16, height: 16, rx: 2}));
@@ -125,17 +133,17 @@
   };
   const heat_legend = () => {
     const seen = new Set(ops.map(shade_of));
-    const entries = [['0', 'exact'], ['1', 'up to ½'], ['2', 'up to 1'], ['3', 'within the bound (2)'], ['4', 'beyond the bound'],
+    const entries = [['0', 'exact'], ['1', 'up to ½, or one ulp'], ['2', 'up to 1'], ['3', 'within the bound'], ['4', 'beyond the bound'],
       ['5', 'over 10'], ['6', 'over 100'], ['7', 'NaN or infinite'], ['x', 'no number']];
     $('heat-legend').append(html('li', {}, 'Times the baseline:'));
     for (const [shade, label] of entries)
       if (seen.has(shade) || '0123456'.includes(shade)) $('heat-legend').append(html('li', {}, swatch(shade), label));
-    if (ops.some((op) => op.status === 'fail')) $('heat-legend').append(html('li', {}, swatch('4', 'fail'), 'made here'));
-    if (ops.some((op) => op.status === 'flip')) $('heat-legend').append(html('li', {}, swatch('2', 'flip'), 'flips by rounding'));
+    if (ops.some((op) => status_of(op) === 'fail')) $('heat-legend').append(html('li', {}, swatch('4', 'fail'), 'made here'));
+    if (ops.some((op) => status_of(op) === 'flip')) $('heat-legend').append(html('li', {}, swatch('2', 'flip'), 'flips by rounding'));
   };
 
-  const rank = (op) => (op.status === 'fail' ? 4 : op.status === 'inherited' ? 3 : op.status === 'flip' ? 2 : 1);
-  const worse = (p, q) => rank(p) > rank(q) || (rank(p) === rank(q) && ratio_of(p) > ratio_of(q));
+  const rank = (op) => 1 + ['flip', 'inherited', 'fail'].indexOf(status_of(op));
+  const worse = (p, q) => rank(p) > rank(q) || (rank(p) === rank(q) && (ratio_of(p) || 0) > (ratio_of(q) || 0));
 
   const heat_rows = () => {
     const rows = new Map(), layers = new Set();
@@ -160,16 +168,19 @@
   };
 
   const show_detail = (i) => {
-    const op = ops[i], a = object(op.time_a_us), b = object(op.time_b_us), flips = list(op.flips);
-    const facts = [['Status', text(op.status) || '–'], ['Error', error_of(op)], ['Baseline', number(op.baseline_norm_rel)],
-      ['Ratio', ratio_text(op)], ['Largest difference', number(op.max_abs)], ['Worst row', number(op.worst_row)],
-      ['Flips', String(flips.length)], ['Calls', number(op.calls)], ['Time of A', interval(a)], ['Time of B', interval(b)]];
-    if (finite(op.bytes) && b.median > 0) facts.push(['B moves', rate(op.bytes / b.median * 1e6, 'B/s')]);
-    if (finite(op.flops) && b.median > 0) facts.push(['B computes', rate(op.flops / b.median * 1e6, 'FLOP/s')]);
+    const op = ops[i], a = object(op.time_a_us), b = object(op.time_b_us);
+    const facts = [['Status', status_of(op) || '–'], ['Error', error_of(op)], ['Baseline', number(op.baseline_norm_rel)],
+      ['Ratio', ratio_text(op)], ['Largest difference', number(op.max_abs)], ['Worst row', number(worst_of(op))],
+      ['Flips', String(n_flips(op))], ['Calls', number(op.calls)], ['Time of A', interval(a)], ['Time of B', interval(b)]];
+    if (text(op.provider_a)) facts.push(['A is', text(op.provider_a)]);
+    if (text(op.provider_b)) facts.push(['B is', text(op.provider_b)]);
+    if (finite(op.bytes) && op.bytes > 0 && b.median > 0) facts.push(['B moves', rate(op.bytes / b.median * 1e6, 'B/s')]);
+    if (finite(op.flops) && op.flops > 0 && b.median > 0) facts.push(['B computes', rate(op.flops / b.median * 1e6, 'FLOP/s')]);
     const button = html('button', {type: 'button'}, 'Show in the table');
     button.addEventListener('click', () => show_in_table(i));
     $('heat-detail').replaceChildren(
       html('h3', {}, html('bdi', {}, place_of(op)), short_tap(op) ? html('code', {}, '  ' + text(op.tap)) : ''),
+      text(op.text) ? html('p', {class: 'note'}, html('bdi', {}, text(op.text))) : '',
       html('dl', {}, ...facts.map(([key, value]) => html('div', {}, html('dt', {}, key), html('dd', {}, value)))), button);
   };
 
@@ -205,14 +216,14 @@
         if (!found) return;
         const {i, op} = found, left = x * step + 1, top = (y + 1) * H + 1, w = step - 2, h = H - 2;
         const cell = svg('g', {class: 'cell', tabindex: -1, role: 'img', 'data-i': i,
-          'aria-label': `${place_of(op)} ${short_tap(op)}: ${text(op.status)}, error ${error_of(op)}, ratio ${ratio_text(op)}`},
+          'aria-label': `${place_of(op)} ${short_tap(op)}: ${status_of(op)}, error ${error_of(op)}, ratio ${ratio_text(op)}`},
         svg('rect', {class: 'c' + shade_of(op), x: left, y: top, width: w, height: h, rx: 2}));
         const kind = mark_of(op);
         if (kind) cell.append(marks[kind](left + w / 2, top + h / 2, Math.min(4, w / 3)));
         if (is_first(op)) cell.append(svg('rect', {class: 'first', x: left, y: top, width: w, height: h, rx: 2}));
         grid[y][x] = cell;
         root.append(cell);
-        const lines = [place_of(op), ...(short_tap(op) ? [short_tap(op)] : []), `${text(op.status)}, error ${error_of(op)}`,
+        const lines = [place_of(op), ...(short_tap(op) ? [short_tap(op)] : []), `${status_of(op)}, error ${error_of(op)}`,
           `baseline ${number(op.baseline_norm_rel)}, ratio ${ratio_text(op)}`];
         if (is_first(op)) lines.push('the first difference');
         cell.addEventListener('pointermove', (event) => show_tip(lines, event.clientX, event.clientY));
@@ -390,7 +401,7 @@
   const time_rows = () => {
     const rows = new Map();
     for (const op of ops) {
-      const a = object(op.time_a_us), b = object(op.time_b_us), calls = finite(op.calls) ? op.calls : 1;
+      const a = timed(op.time_a_us), b = timed(op.time_b_us), calls = finite(op.calls) ? op.calls : 1;
       if (!finite(a.median) && !finite(b.median)) continue;
       const name = name_of(op);
       if (!rows.has(name)) rows.set(name, {name, a: {v: 0, lo: 0, hi: 0}, b: {v: 0, lo: 0, hi: 0}});
@@ -436,7 +447,8 @@
           group.append(svg('rect', {class: 'bar-' + side, x: left, y: top, width: Math.max(1, px(t.v) - left), height: 11, rx: 2}));
           if (t.hi > t.lo) {
             const [x1, x2, m] = [px(t.lo), px(t.hi), top + 5.5];
-            group.append(svg('path', {class: 'whisker', d: `M${x1} ${m}L${x2} ${m}M${x1} ${m - 3}L${x1} ${m + 3}M${x2} ${m - 3}L${x2} ${m + 3}`}));
+            const d = `M${x1} ${m}L${x2} ${m}M${x1} ${m - 3}L${x1} ${m + 3}M${x2} ${m - 3}L${x2} ${m + 3}`;
+            group.append(svg('path', {class: 'halo', d}), svg('path', {class: 'whisker', d}));
           }
           group.append(svg('text', {x: px(Math.max(t.v, t.hi)) + 6, y: top + 9.5}, us(t.v)));
         });
@@ -448,11 +460,11 @@
 
   /* ---- the table ---- */
 
-  const median = (key) => (op) => object(op[key]).median;
-  const slower = (op) => object(op.time_b_us).median / object(op.time_a_us).median;
+  const median = (key) => (op) => timed(op[key]).median;
+  const slower = (op) => timed(op.time_b_us).median / timed(op.time_a_us).median;
   const by_column = [(op) => rank(op), (op) => op.layer, (op) => text(op.slot), (op) => text(op.op), (op) => text(op.tap),
     (op) => (not_finite(op) ? Infinity : op.norm_rel), (op) => op.baseline_norm_rel, ratio_of, (op) => (not_finite(op) ? Infinity : op.max_abs),
-    (op) => (not_finite(op) ? Infinity : op.max_rel), (op) => op.worst_row, (op) => list(op.flips).length, (op) => op.calls,
+    (op) => (not_finite(op) ? Infinity : op.max_rel), worst_of, n_flips, (op) => op.calls,
     median('time_a_us'), median('time_b_us'), slower, (op) => op.bytes, (op) => op.flops];
 
   const rows_of_table = () => [...document.querySelectorAll('#ops-table tbody tr')];
@@ -461,8 +473,8 @@
     let n = 0;
     for (const row of rows_of_table()) {
       const op = ops[row.dataset.i];
-      const hay = [text(op.slot), text(op.op), name_of(op), text(op.tap), in_layer(op) ? 'layer' + op.layer : '', text(op.status)].join(' ').toLowerCase();
-      row.hidden = !(words.every((word) => hay.includes(word) || word === String(op.layer)) && (status === '' || op.status === status));
+      const hay = [text(op.slot), text(op.op), name_of(op), text(op.tap), in_layer(op) ? 'layer' + op.layer : '', status_of(op)].join(' ').toLowerCase();
+      row.hidden = !(words.every((word) => hay.includes(word) || word === String(op.layer)) && (status === '' || status_of(op) === status));
       n += row.hidden ? 0 : 1;
     }
     $('ops-count').textContent = `${n} of ${ops.length} shown`;
@@ -492,7 +504,7 @@
         sort_ops(column, down);
       });
     });
-    for (const status of new Set(ops.map((op) => text(op.status)).filter(Boolean))) $('ops-status').append(html('option', {value: status}, status));
+    for (const status of new Set(ops.map(status_of).filter(Boolean))) $('ops-status').append(html('option', {value: status}, status));
     $('ops-find').addEventListener('input', filter_ops);
     $('ops-status').addEventListener('change', filter_ops);
     $('ops-controls').hidden = false;
