@@ -13,7 +13,7 @@
 
 static const struct cli_command *const commands[] = {
     &cli_cmd_run, &cli_cmd_verify,   &cli_cmd_tokenize, &cli_cmd_detokenize, &cli_cmd_inspect,
-    &cli_cmd_ppl, &cli_cmd_quantize, &cli_cmd_config,   &cli_cmd_plugins,    &cli_cmd_explain,
+    &cli_cmd_ppl, &cli_cmd_quantize, &cli_cmd_config,   &cli_cmd_plugins,    &cli_cmd_explain, &cli_cmd_ab,
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -117,7 +117,8 @@ static int run_command(const struct cli_command *cmd, int argc, char **argv, boo
             cli_fail(&c.err, rc, cmd->name, "failed with status %s", bp_status_name(rc));
         status = exit_of(c.err.code);
         /* Before there is a session nothing was computed: a NaN then stands in a file. */
-        if (c.err.code == BP_E_NUMERIC && c.session == NULL) status = EXIT_INPUT;
+        if (c.err.code == BP_E_NUMERIC && c.session == NULL && !c.computing)
+            status = EXIT_INPUT;
         status = print_error(&c.err, cmd->name, c.json, c.out, status);
     } else {
         status = c.answer_no ? EXIT_NO : EXIT_GOOD;

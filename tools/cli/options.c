@@ -191,6 +191,8 @@ static int32_t parse_option(struct cli_line *l, int argc, char **argv, int *at,
     }
     BP_TRY(check_value(o, value, err));
     l->value[i] = value;
+    l->all[l->n_all] = value;
+    l->all_of[l->n_all++] = (size_t)i;
     if (strcmp(o->name, "set") == 0) l->sets[l->n_sets++] = value;
     return BP_OK;
 }
@@ -215,7 +217,9 @@ int32_t cli_line_parse(struct cli_line *l, const struct cli_command *cmd, int ar
     assert(cmd->n_options + N_COMMON <= CLI_MAX_OPTIONS);
     l->pos = calloc((size_t)argc + 1, sizeof *l->pos);
     l->sets = calloc((size_t)argc + 1, sizeof *l->sets);
-    if (l->pos == NULL || l->sets == NULL)
+    l->all = calloc((size_t)argc + 1, sizeof *l->all);
+    l->all_of = calloc((size_t)argc + 1, sizeof *l->all_of);
+    if (l->pos == NULL || l->sets == NULL || l->all == NULL || l->all_of == NULL)
         return cli_fail(err, BP_E_NOMEM, cmd->name, "out of memory while reading the command line");
     bool options_end = false;
     for (int i = 0; i < argc; ++i) {
@@ -234,7 +238,10 @@ void cli_line_free(struct cli_line *l)
 {
     free(l->pos);
     free(l->sets);
-    l->pos = l->sets = NULL;
+    free(l->all);
+    free(l->all_of);
+    l->pos = l->sets = l->all = NULL;
+    l->all_of = NULL;
 }
 
 /* ---- values ---- */
@@ -251,6 +258,15 @@ static size_t number_of(const struct cli_line *l, const char *name)
 bool cli_given(const struct cli_line *l, const char *name)
 {
     return l->value[number_of(l, name)] != NULL;
+}
+
+const char *cli_given_at(const struct cli_line *l, const char *name, size_t i)
+{
+    const size_t number = number_of(l, name);
+    for (size_t k = 0; k < l->n_all; ++k) {
+        if (l->all_of[k] == number && i-- == 0) return l->all[k];
+    }
+    return NULL;
 }
 
 const char *cli_text(const struct cli_line *l, const char *name)

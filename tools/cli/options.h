@@ -43,6 +43,8 @@ struct cli_line {
     size_t n_pos;
     const char **sets;                  /* -s, in order */
     size_t n_sets;
+    const char **all; /* every value given, in order, with the number of its option: cli_given_at */
+    size_t *all_of, n_all;
     bool help;
 };
 
@@ -55,6 +57,8 @@ void cli_line_free(struct cli_line *l);
 /* By long name. The value given, else the default, else NULL. */
 const char *cli_text(const struct cli_line *l, const char *name);
 bool cli_given(const struct cli_line *l, const char *name);
+/* The i-th value of an option that may be given several times; NULL past the end. */
+const char *cli_given_at(const struct cli_line *l, const char *name, size_t i);
 int64_t cli_int(const struct cli_line *l, const char *name);
 double cli_float(const struct cli_line *l, const char *name);
 /* The i-th option, own ones first, then common; NULL past the end. */
