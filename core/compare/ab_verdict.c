@@ -136,15 +136,51 @@ static void judge(struct bpi_ab_run *r)
         s->text =
             bpi_ab_text(r->ab, "logits are within the given limits, though %s", s->first_text);
     else
-        s->text = bpi_ab_text(r->ab,
-                              "the sides agree to the precision in use (%s); %u ops chose "
-                              "otherwise where the gap is below it",
-                              s->precision, s->n_flip);
+        s->text =
+            bpi_ab_text(r->ab, "the sides agree to the precision in use (%s)%s", s->precision,
+                        s->n_flip > 0 ? "; where they chose otherwise the gap is below it" : "");
+}
+
+/* Where in a layer a tap is written; calls of one kind keep the order in which they were first seen. */
+static uint32_t rank_of(const struct bp_ab_op *o)
+{
+    static const char *const order[] = {
+        "attn.norm",   "attn.kv",    "index.k",     "attn.q_lora", "attn.q_a_norm", "attn.q",
+        "attn.q_nope", "attn.cache", "index.cache", "attn.q_pe",   "index.q",       "index.weights",
+        "index.ids",   "attn.q_lat", "attn.o_lat",  "attn.cached", "attn.k",        "attn.heads",
+        "attn.resid",  "ffn.norm",   "ffn.up",      "ffn.act",     "moe.router",    "moe.ids",
+        "moe.weights", "out",
+    };
+    const char *name = strncmp(o->tap, "blk.", 4) == 0 ? strchr(o->tap + 4, '.') : NULL;
+    for (uint32_t i = 0; name != NULL && i < BPI_ARRAY_LEN(order); ++i) {
+        if (strcmp(name + 1, order[i]) == 0) return i;
+    }
+    return BPI_ARRAY_LEN(order);
+}
+
+static bool is_before(const struct bp_ab_op *a, const struct bp_ab_op *b)
+{
+    const int32_t la = a->layer >= 0 ? a->layer : strcmp(a->tap, "embd") == 0 ? -1 : INT32_MAX;
+    const int32_t lb = b->layer >= 0 ? b->layer : strcmp(b->tap, "embd") == 0 ? -1 : INT32_MAX;
+    return la != lb ? la < lb : rank_of(a) < rank_of(b);
+}
+
+/* Into the order of execution: tokens beyond the prompt use ops that were not seen before. */
+static void sort_entries(struct bp_ab *ab)
+{
+    for (uint32_t i = 1; i < ab->n_entries; ++i) {
+        struct bpi_ab_entry *e = ab->entries[i];
+        uint32_t at = i;
+        for (; at > 0 && is_before(&e->op, &ab->entries[at - 1]->op); --at)
+            ab->entries[at] = ab->entries[at - 1];
+        ab->entries[at] = e;
+    }
 }
 
 void bpi_ab_verdict(struct bpi_ab_run *r)
 {
     struct bp_ab *ab = r->ab;
+    sort_entries(ab);
     for (uint32_t i = 0; i < ab->n_entries; ++i) {
         finish_entry(r, ab->entries[i]);
         tell_entry(r, ab->entries[i]);

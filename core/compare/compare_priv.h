@@ -25,6 +25,7 @@ struct bpi_ab_entry {
     double d2, a2;           /* sums of (b - a)^2 and a^2 */
     double base_d2, base_a2; /* the same of the baseline */
     double base_max_rel;
+    uint64_t base_rows;
     double limit_abs;        /* what the worst row was allowed when it failed */
     uint32_t blamed;         /* 1: A is worse than the baseline, 2: B */
     struct bp_ab_flip flips[BPI_AB_FLIPS];
