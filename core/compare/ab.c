@@ -70,6 +70,17 @@ int32_t bpi_ab_ref_session(struct bpi_ab_run *r, bool baseline, struct bp_sessio
     return BP_OK;
 }
 
+int32_t bpi_ab_stepped(struct bpi_ab_run *r, int32_t rc, const char *name,
+                       const struct bp_error *why, struct bp_error *err)
+{
+    if (rc == BP_E_NUMERIC) {
+        if (r->stopped == NULL) r->stopped = bpi_ab_text(r->ab, "side %s: %s", name, why->msg);
+        return BP_OK;
+    }
+    if (rc == BP_OK) return BP_OK;
+    return bpi_fail(err, rc, "compare", why->where, "side %s: %s", name, why->msg);
+}
+
 /* ---- precision ---- */
 
 static const char *round_of(const struct bp_config *c)

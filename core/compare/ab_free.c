@@ -151,12 +151,8 @@ static int32_t step(struct half *h, uint32_t n, uint32_t flags, struct bp_error 
     int32_t rc = bp_session_step(h->s, items, h->batch, &why);
     h->seconds += (double)(bpi_now_ns() - start) * 1e-9;
     h->steps++;
-    if (rc != BP_OK)
-        return bpi_fail(err, rc, "compare", why.where, "side %s: %s",
-                        h->pass->baseline ? "ref"
-                        : h->number == 0  ? "A"
-                                          : "B",
-                        why.msg);
+    const char *name = h->pass->baseline ? "ref" : h->number == 0 ? "A" : "B";
+    BP_TRY(bpi_ab_stepped(h->pass->r, rc, name, &why, err));
     h->done += n;
     if (h->error.code != BP_OK)
         return bpi_fail(err, h->error.code, "compare", NULL, "%s", h->error.msg);
@@ -167,7 +163,7 @@ static int32_t step(struct half *h, uint32_t n, uint32_t flags, struct bp_error 
 static int32_t advance(struct half *h, uint32_t end, uint32_t decode_from, struct bp_error *err)
 {
     BP_TRY(bp_session_tap(h->s, "*", collect, h, err));
-    while (h->done < end) {
+    while (h->done < end && h->pass->r->stopped == NULL) {
         const bool decode = h->done >= decode_from;
         uint32_t n = end - h->done < h->chunk ? end - h->done : h->chunk;
         BP_TRY(step(h, decode ? 1 : n, decode ? BP_STEP_DECODE : 0, err));
@@ -458,7 +454,10 @@ static int32_t window(struct pass *p, uint32_t begin, uint32_t end, uint32_t dec
     p->begin = begin;
     p->end = end;
     BP_TRY(advance(&p->x, end, decode_from, err));
+    const char *stopped = p->r->stopped; /* one side's NaN is worth seeing the other's numbers */
+    p->r->stopped = NULL;
     if (p->y.s != NULL) BP_TRY(advance(&p->y, end, decode_from, err));
+    if (stopped != NULL) p->r->stopped = stopped;
     for (uint32_t i = 0; i < p->x.n_taps; ++i) BP_TRY(compare_tap(p, &p->x.taps[i], err));
     forget_taps(&p->x);
     forget_taps(&p->y);
@@ -477,9 +476,9 @@ static int32_t run_pass(struct pass *p, struct bp_error *err)
     BP_TRY(begin_half(&p->x, err));
     if (p->y.s != NULL) BP_TRY(begin_half(&p->y, err));
     const uint32_t wide = p->y.s != NULL && p->y.chunk > p->x.chunk ? p->y.chunk : p->x.chunk;
-    for (uint32_t at = 0; at < n; at += wide)
+    for (uint32_t at = 0; at < n && p->r->stopped == NULL; at += wide)
         BP_TRY(window(p, at, n - at < wide ? n : at + wide, UINT32_MAX, err));
-    for (uint32_t i = 0; i < n_new; ++i) {
+    for (uint32_t i = 0; i < n_new && p->r->stopped == NULL; ++i) {
         if (!p->baseline) {
             const int32_t id = ab->positions[ab->n_positions - 1].a_id;
             if (bp_token_is_eog(p->r->p->a.model, id)) break;
@@ -634,7 +633,10 @@ int32_t bpi_ab_free(struct bpi_ab_run *r, struct bp_error *err)
     r->ab->sum.n_steps_a = p.x.steps;
     if (r->p->golden == NULL) r->ab->sum.n_steps_b = p.y.steps;
     end_pass(&p);
+    const char *stopped = r->stopped;
+    r->stopped = NULL;
     if (rc == BP_OK && r->unit > 0x1p-24 && differs(r->ab)) rc = run_baseline(r, err);
+    if (stopped != NULL) r->stopped = stopped;
     r->ab->sum.seconds = (double)(bpi_now_ns() - start) * 1e-9;
     for (uint32_t i = 0; rc == BP_OK && i < r->ab->n_entries; ++i) {
         if (r->ab->entries[i]->base_rows == 0) borrow_baseline(r->ab, r->ab->entries[i]);

@@ -537,7 +537,7 @@ static int32_t step(struct shadow *s, uint32_t pos, uint32_t n, uint32_t flags,
         if (side[i] != NULL) BP_TRY(bpi_mirror_begin(side[i], &item, 1, err));
     }
     struct bp_error why = BP_ERROR_INIT;
-    BP_TRY(named(bp_session_step(s->r->a, &item, 1, &why), "A", &why, err));
+    BP_TRY(bpi_ab_stepped(s->r, bp_session_step(s->r->a, &item, 1, &why), "A", &why, err));
     s->r->ab->sum.n_steps_a++;
     s->r->ab->sum.n_steps_b++;
     if (s->tap_error.code != BP_OK)
@@ -552,12 +552,12 @@ static int32_t run_steps(struct shadow *s, struct bp_error *err)
     uint32_t most = bp_session_batch_tokens(r->a);
     if (p->a.chunk > 0 && p->a.chunk < most) most = p->a.chunk;
     if (bp_session_max_logits(r->a) < most) most = bp_session_max_logits(r->a);
-    for (uint32_t at = 0; at < p->n_ids;) {
+    for (uint32_t at = 0; at < p->n_ids && r->stopped == NULL;) {
         const uint32_t n = p->n_ids - at < most ? p->n_ids - at : most;
         BP_TRY(step(s, at, n, 0, err));
         at += n;
     }
-    for (uint32_t i = 0; i < p->n_new; ++i) {
+    for (uint32_t i = 0; i < p->n_new && r->stopped == NULL; ++i) {
         const struct bp_ab_position *last = &r->ab->positions[r->ab->n_positions - 1];
         if (bp_token_is_eog(p->a.model, last->a_id)) break;
         r->ab->ids[r->ab->n_ids++] = last->a_id;

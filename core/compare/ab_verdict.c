@@ -121,8 +121,10 @@ static void judge(struct bpi_ab_run *r)
     const bool limits = (!has_abs || s->max_abs <= p->max_abs) && (!has_kl || s->kl <= p->max_kl);
     /* In free mode the caller's limits are the question; what each tap did is then only told. */
     const bool asked = p->mode == BP_AB_FREE && (has_abs || has_kl);
-    s->pass = finite && limits && (asked || s->n_fail == 0);
-    if (!finite)
+    s->pass = finite && r->stopped == NULL && limits && (asked || s->n_fail == 0);
+    if (r->stopped != NULL)
+        s->text = r->stopped;
+    else if (!finite)
         s->text = "logits are not finite on one side only, or on both";
     else if (!limits)
         s->text =

@@ -64,7 +64,7 @@ struct bpi_ab_run {
     struct bp_ab *ab;
     struct bp_session *a, *b;
     struct bpi_rng rng;
-    uint32_t n_done;         /* ids that both sides have taken */
+    const char *stopped;     /* a side met NaN or infinity: why; NULL: none did */
     double unit;             /* of the precision in use: 2^-9 bf16, 2^-12 f16, 2^-24 f32 */
     char kv[8], round[8];    /* of the baseline: kv.dtype and plugin.ref.round */
 };
@@ -76,6 +76,8 @@ int32_t bpi_ab_ref_session(struct bpi_ab_run *r, bool baseline, struct bp_sessio
 void bpi_ab_settle_precision(struct bpi_ab_run *r);
 int32_t bpi_ab_open(struct bpi_ab_run *r, const struct bp_ab_side *side, const char *name, struct bp_session **out,
                     struct bp_error *err);
+/* The status of a step: one that ends in NaN is an answer and no failure. name: of the side. */
+int32_t bpi_ab_stepped(struct bpi_ab_run *r, int32_t rc, const char *name, const struct bp_error *why, struct bp_error *err);
 bool bpi_ab_is_exact(const struct bp_config *c); /* ref of this configuration does not round */
 
 /* ---- ab_result.c ---- */
