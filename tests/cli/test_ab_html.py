@@ -143,10 +143,10 @@ class Report(unittest.TestCase):
     def test_without_script(self):
         """Verdict, tables and both sides are there as plain HTML."""
         text = self.page(ab_samples.fail())
-        seen = " ".join(" ".join(Reader(text).texts).split())
+        seen = " ".join("".join(Reader(text).texts).split())
         for words in ("Different", "A and B first differ at", "mla.decode.run", "in layer 3", "4 of 109 ops", "max_kl", "not finite",
-                      "blk.10.moe.router", "wider than the precision", "0.21", "attn_flash", "39.3 MiB", "first differ",
-                      "Made here", "412 ×", "The plots need JavaScript"):
+                      "blk.10.moe.router", "wider than the precision", "0.21", "attn_flash", "39.3 MiB",
+                      "Top-10 overlap", "And for the comparison itself: 7 MiB", "Made here", "412 ×", "The plots need JavaScript"):
             self.assertIn(words, seen)
         self.assertEqual(len(re.findall(r"<tr[^>]* data-i=", text)), 109)
         self.assertEqual(text.count('<tr class="bad" data-i='), 4)

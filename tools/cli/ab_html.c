@@ -65,7 +65,7 @@ static void fill_in(FILE *f, const char *name, size_t n, const json_t *r)
         {"flips", ab_part_flips}, {"positions", ab_part_positions},
         {"sides", ab_part_sides}, {"prompt", ab_part_prompt},
         {"cost", ab_part_cost},   {"findings", ab_part_findings},
-        {"data", part_data},
+        {"times", ab_part_times}, {"data", part_data},
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; ++i)
         if (strlen(parts[i].name) == n && memcmp(parts[i].name, name, n) == 0) {

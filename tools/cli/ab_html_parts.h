@@ -53,6 +53,7 @@ void ab_part_findings(FILE *f, const json_t *r);
 void ab_part_ops(FILE *f, const json_t *r);
 void ab_part_flips(FILE *f, const json_t *r);
 void ab_part_positions(FILE *f, const json_t *r);
+void ab_part_times(FILE *f, const json_t *r);
 /* ab_html_sides.c */
 void ab_part_sides(FILE *f, const json_t *r);
 void ab_part_prompt(FILE *f, const json_t *r);

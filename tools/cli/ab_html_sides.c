@@ -253,6 +253,7 @@ static void put_table(FILE *f, const char *title, const json_t *v)
                 "<table class=\"wide\"><caption>%s</caption><tbody>\n",
                 title, title);
         for (size_t i = 0; i < l.n; ++i) {
+            if (strncmp(l.at[i].name, "by_op", 5) == 0) continue; /* has a table of its own */
             fputs("<tr>", f);
             put_name(f, l.at[i].name);
             fputs("<td class=\"n\">", f);
@@ -266,8 +267,51 @@ static void put_table(FILE *f, const char *title, const json_t *v)
     free(l.at);
 }
 
+static void put_bytes_cell(FILE *f, const json_t *o, const char *key)
+{
+    double v;
+    fputs("<td class=\"n\">", f);
+    if (ab_number(o, key, &v))
+        ab_put_bytes(f, v);
+    else
+        fputs("–", f);
+    fputs("</td>", f);
+}
+
+/* Bytes of both sides next to each other, and of the comparison itself. */
+static void put_memory(FILE *f, const json_t *memory)
+{
+    const json_t *a = json_object_get(memory, "a"), *b = json_object_get(memory, "b");
+    const char *key;
+    json_t *v;
+    fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Memory\">"
+          "<table class=\"wide\"><caption>Memory</caption><thead><tr><th scope=\"col\">Of what</th>"
+          "<th scope=\"col\" class=\"n\"><span class=\"key a\"></span>A</th>"
+          "<th scope=\"col\" class=\"n\"><span class=\"key b\"></span>B</th></tr></thead><tbody>\n",
+          f);
+    json_object_foreach((json_t *)a, key, v)
+    {
+        fputs("<tr>", f);
+        put_name(f, key);
+        put_bytes_cell(f, a, key);
+        put_bytes_cell(f, b, key);
+        fputs("</tr>\n", f);
+    }
+    fputs("</tbody></table></div>\n", f);
+    double compare;
+    if (ab_number(memory, "compare", &compare)) {
+        fputs("<p class=\"note\">And for the comparison itself: ", f);
+        ab_put_bytes(f, compare);
+        fputs("</p>\n", f);
+    }
+}
+
 void ab_part_cost(FILE *f, const json_t *r)
 {
-    put_table(f, "Memory", json_object_get(r, "memory"));
+    const json_t *memory = json_object_get(r, "memory");
+    if (json_object_size(json_object_get(memory, "a")) > 0)
+        put_memory(f, memory);
+    else
+        put_table(f, "Memory", memory);
     put_table(f, "Time of the comparison", json_object_get(r, "timing"));
 }

@@ -250,3 +250,48 @@ void ab_part_positions(FILE *f, const json_t *r)
     put_left_out(f, n);
     fputs("</details>\n", f);
 }
+
+static void put_time_row(FILE *f, const json_t *row)
+{
+    double a = 0, b = 0, v;
+    const bool has_a = ab_number(row, "a_us", &a), has_b = ab_number(row, "b_us", &b);
+    fputs("<tr>", f);
+    cell_string(f, row, "slot");
+    cell_string(f, row, "op");
+    cell_number(f, row, "calls", false);
+    for (int side = 0; side < 2; ++side) {
+        fputs("<td class=\"n\">", f);
+        if (side == 0 ? has_a : has_b)
+            ab_put_us(f, side == 0 ? a : b);
+        else
+            fputs("–", f);
+        fputs("</td>", f);
+    }
+    cell_ratio(f, has_a && has_b && a > 0, b, a);
+    fputs("<td class=\"n\">", f);
+    if (ab_number(row, "bytes", &v) && v > 0)
+        ab_put_bytes(f, v);
+    else
+        fputs("–", f);
+    fputs("</td><td class=\"n\">", f);
+    if (ab_number(row, "flops", &v) && v > 0)
+        ab_put_flops(f, v);
+    else
+        fputs("–", f);
+    fputs("</td></tr>\n", f);
+}
+
+void ab_part_times(FILE *f, const json_t *r)
+{
+    static const char *const names[] = {"Slot",       "Op",     "#Calls", "#Time of A",
+                                        "#Time of B", "#B / A", "#Bytes", "#Work"};
+    const json_t *rows = json_object_get(json_object_get(r, "timing"), "by_op");
+    size_t i;
+    json_t *row;
+    if (json_array_size(rows) == 0) return;
+    fputs("<details><summary>As a table</summary>\n", f);
+    put_head(f, "times-table", "Time by op, all layers and calls", names,
+             sizeof names / sizeof names[0]);
+    json_array_foreach(rows, i, row) put_time_row(f, row);
+    fputs("</tbody></table></div>\n</details>\n", f);
+}

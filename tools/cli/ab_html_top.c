@@ -242,10 +242,11 @@ static void put_thresholds(FILE *f, const json_t *t)
 {
     const char *key;
     json_t *v;
-    if (!json_is_object(t) || json_object_size(t) == 0) return;
-    fputs("<p class=\"note\">Thresholds:", f);
+    size_t n = 0;
     json_object_foreach((json_t *)t, key, v)
     {
+        if (json_is_null(v)) continue; /* not asked for */
+        if (n++ == 0) fputs("<p class=\"note\">Thresholds:", f);
         fputs(" <span class=\"pair\"><bdi>", f);
         ab_put_text(f, key, strlen(key));
         fputs("</bdi> <b>", f);
@@ -257,7 +258,7 @@ static void put_thresholds(FILE *f, const json_t *t)
             ab_put_string(f, v);
         fputs("</b></span>", f);
     }
-    fputs("</p>\n", f);
+    if (n > 0) fputs("</p>\n", f);
 }
 
 void ab_part_verdict(FILE *f, const json_t *r)
@@ -288,8 +289,8 @@ void ab_part_verdict(FILE *f, const json_t *r)
         const json_t *text = json_object_get(d, "text"), *made = json_object_get(d, "made_here");
         double row;
         fputs("<p class=\"note\">", f);
-        if (json_is_string(text) && json_string_length(text) > 0 &&
-            !json_equal(text, json_object_get(v, "text"))) {
+        if (json_string_length(text) > 0 &&
+            strstr(ab_string(v, "text"), json_string_value(text)) == NULL) {
             ab_put_string(f, text);
             putc(' ', f);
         }
@@ -374,7 +375,10 @@ static void tile_logits(FILE *f, const json_t *l)
         fputs("</small></dd></div>\n", f);
     }
     if (ab_number(l, "topk_overlap", &v)) {
-        tile_begin(f, "Top-k overlap");
+        double top = 0;
+        char name[48] = "Top-k overlap";
+        if (ab_number(l, "top_k", &top)) snprintf(name, sizeof name, "Top-%.0f overlap", top);
+        tile_begin(f, name);
         tile_value(f, v <= 1 ? floor(v * 1000) / 10 : v, v <= 1 ? "%" : "");
         size_t i, differ = 0;
         json_t *p;
@@ -412,13 +416,15 @@ void ab_part_findings(FILE *f, const json_t *r)
 {
     enum { SHOWN = 8 };
     static const char *const kinds[] = {"fail", "flip"};
+    const json_t *v = json_object_get(r, "verdict"); /* whose sentence is at the top */
     size_t n = 0, i;
     json_t *op;
     for (size_t kind = 0; kind < sizeof kinds / sizeof kinds[0]; ++kind)
         json_array_foreach(json_object_get(r, "ops"), i, op)
         {
             const json_t *text = json_object_get(op, "text");
-            if (strcmp(ab_status_of(op), kinds[kind]) != 0 || json_string_length(text) == 0)
+            if (strcmp(ab_status_of(op), kinds[kind]) != 0 || json_string_length(text) == 0 ||
+                strstr(ab_string(v, "text"), json_string_value(text)) != NULL)
                 continue;
             if (n++ >= SHOWN) continue;
             if (n == 1) fputs("<ul class=\"findings\">\n", f);
