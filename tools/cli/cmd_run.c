@@ -1,8 +1,10 @@
 /* cmd_run.c - `backplane run`: continue a prompt or answer a chat turn, streaming.
  * Not here: the conversation of `run -i` (cmd_chat.c). SPDX-License-Identifier: MIT */
 #include "cli.h"
+#include "dump.h"
 #include "generate.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +38,10 @@ static const struct cli_option options[] = {
      "Go on behind the model's end-of-text tokens."},
     {"batch-chunk", 0, CLI_INT, "K", "0", NULL, 0, 65536,
      "Compute the prompt in steps of K tokens; 0 = engine.batch_tokens."},
+    {"dump",     0,  CLI_TEXT, "NAME,...", NULL, NULL, 0, 0,
+     "Write these intermediates, '*' matching anything (blk.3.attn.q_nope, blk.*.out), and the prompt's last logits to a "
+     "golden file, which verify and ab read."},
+    {"dump-to",  0,  CLI_TEXT, "FILE", "backplane-dump.gguf", NULL, 0, 0, "The golden file that --dump writes."},
 };
 // clang-format on
 
@@ -75,15 +81,63 @@ static void fill_json(struct gen *g)
     json_object_set_new(o, "seed", json_integer((json_int_t)g->sample.seed));
 }
 
-static int32_t run_prompt(struct cli *c, const int32_t *ids, size_t n_ids)
+/* Logits are wanted whatever else is: a golden file has some. */
+static int32_t begin_dump(struct cli *c, struct dump *d)
+{
+    const char *names = cli_text(&c->line, "dump");
+    if (names == NULL) return BP_OK;
+    const size_t n = strlen(names) + sizeof ",logits";
+    char *all = malloc(n);
+    if (all == NULL) return cli_fail(&c->err, BP_E_NOMEM, "--dump", "out of memory");
+    snprintf(all, n, "%s,logits", names);
+    int32_t rc = bp_session_tap(c->session, all, dump_collect, d, &c->err);
+    free(all);
+    return rc;
+}
+
+static int32_t end_dump(const struct gen *g, struct dump *d, const char *text, size_t n_text,
+                        const int32_t *ids, size_t n_ids)
+{
+    struct cli *c = g->c;
+    struct dump_prompt p = {.text = text,
+                            .n_text = n_text,
+                            .ids = ids,
+                            .n_ids = (uint32_t)n_ids,
+                            .n_rows = 1,
+                            .taps = d->taps,
+                            .n_taps = d->n_taps};
+    if (!cli_given(&c->line, "dump")) return BP_OK;
+    if (d->nomem) return cli_fail(&c->err, BP_E_NOMEM, "--dump", "out of memory for the taps");
+    for (uint32_t i = 0; i < d->n_taps; ++i) {
+        const struct dump_tap *t = &d->taps[i];
+        for (uint64_t r = 0; r < t->n_rows && strcmp(t->name, "logits") == 0; ++r) {
+            if (t->pos[r] + 1 == n_ids) p.logits = (const float *)t->data + r * t->width;
+        }
+    }
+    if (p.logits == NULL) /* Ctrl-C came first */
+        return cli_fail(&c->err, BP_E_ABORTED, "--dump",
+                        "the prompt was not computed to its end, so there is nothing to write");
+    if (g->sample.temp == 0.0f) {
+        p.greedy = g->ids;
+        p.n_greedy = (uint32_t)g->n_ids;
+    }
+    return dump_write(cli_text(&c->line, "dump-to"), c->model, &p, 1, &c->err);
+}
+
+static int32_t run_prompt(struct cli *c, const char *text, size_t n_text, const int32_t *ids,
+                          size_t n_ids)
 {
     struct gen g;
+    struct dump d = {0};
     int32_t rc = gen_open(&g, c);
+    if (rc == BP_OK) rc = begin_dump(c, &d);
     if (rc == BP_OK) {
         if (c->json) g.tokens = json_array();
         rc = gen_run(&g, ids, n_ids);
         if (!c->json && g.result.n_generated > 0) term_out("\n", 1);
     }
+    if (rc == BP_OK) rc = end_dump(&g, &d, text, n_text, ids, n_ids);
+    dump_free(&d);
     if (rc == BP_OK && c->json) fill_json(&g);
     if (rc == BP_OK && c->verbose) gen_say_stats(&g);
     if (rc == BP_OK && !c->json && g.result.stop == BP_STOP_CALLER)
@@ -107,6 +161,9 @@ static int32_t check_line(struct cli *c)
                         "-i reads its messages from standard input; give -f without -i");
     if (system != NULL && !chat && !interactive)
         return cli_fail(&c->err, BP_E_ARG, "--system", "--system needs --chat or -i");
+    if (interactive && cli_given(&c->line, "dump"))
+        return cli_fail(&c->err, BP_E_ARG, "--dump",
+                        "--dump writes the numbers of one prompt; leave -i out");
     if (system != NULL) BP_TRY(cli_check_utf8(c, "--system", system, strlen(system)));
     if ((chat || interactive) && cli_given(&c->line, "special"))
         return cli_fail(&c->err, BP_E_ARG, "--special",
@@ -137,7 +194,7 @@ static int32_t cmd_run(struct cli *c)
         goto done;
     }
     BP_TRY_GOTO(rc, cli_open_session(c), done);
-    rc = run_prompt(c, ids, n_ids);
+    rc = run_prompt(c, text, n_text, ids, n_ids);
 done:
     free(text);
     bp_free(ids);
