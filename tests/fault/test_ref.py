@@ -3,7 +3,8 @@
 Each fault (ref_edits/faults.py) is a plugin of its own: a copy of the reference backend with one edit. It serves one slot
 in one layer, drawn from a printed seed (BP_SEED repeats it); ref serves all the rest. A fault bites when `verify` turns
 from PASS to FAIL and the hidden states in front of that layer are ref's to the last bit; the copy without an edit, built
-in the same way, gives ref's bits everywhere. What finds faults is held against exactly these plugins.
+in the same way, gives ref's bits everywhere. `ab` must then name that op in that layer and no other in shadow mode, and in
+free mode say that the difference was made there and is inherited from there on.
 Under sanitizers five faults are drawn. BP_CLI, BP_BUILD and BP_SOURCE are set by CMake.
 SPDX-License-Identifier: MIT
 """
@@ -32,6 +33,12 @@ SEED = int(os.environ.get("BP_SEED") or random.SystemRandom().randrange(1 << 32)
 SLOTS = ("dense", "quant", "moe", "mla.common", "mla.prefill", "mla.decode", "mla.index")
 # Small blocks and slabs, so that short prompts have several. All slots are named, since auto might take a faulty copy.
 COMMON = ["kv.dtype=f32", "kv.block=16", "engine.ctx=256", "engine.slab=64"] + [f"slots.{s}=ref" for s in SLOTS]
+PROMPT = "The quick brown fox jumps over the lazy dog, and 0123456789 more of them follow it home at night."
+# Where an op that writes no tap itself first shows in free mode; the others show in their own.
+SHOWS = {("mla.prefill", "run_context"): ["attn.heads"], ("mla.common", "merge"): ["attn.heads"],
+         ("mla.common", "cache_gather"): ["attn.heads"], ("mla.common", "expand"): ["attn.heads"],
+         ("mla.common", "absorb"): ["attn.heads"], ("mla.common", "cache_write"): ["attn.o_lat", "attn.heads"],
+         ("mla.index", "key_write"): ["index.ids"]}
 HOW = {"whole": [], "chunk": ["-s", "engine.batch_tokens=16"], "step": ["--mode", "step"]}
 
 
@@ -177,6 +184,9 @@ class FaultyRef(unittest.TestCase):
             self.assertEqual(rc, 3, shown)
             self.assertIn(f"blk.{layer}.", said, shown)
             return
+        if fault.batch > 1:
+            self.assertEqual((rc, wrong["prompts"]), (0, right["prompts"]), shown)
+            return
         self.assertEqual((rc, wrong and wrong["pass"]), (1, False), shown)
         served = [s["layers"] for s in wrong["backends"]["slots"] if s["provider"] == f"faulty_{fault.name}"]
         self.assertEqual(served, [f"{layer}-{layer}"], shown)
@@ -185,6 +195,82 @@ class FaultyRef(unittest.TestCase):
             self.assertEqual(mine[:layer + 1], refs[:layer + 1], f"layers before {layer} differ{shown}")
             changed.add(mine[layer + 1] != refs[layer + 1])
         self.assertIn(True, changed, f"the hidden states behind layer {layer} are ref's{shown}")
+
+    # ---- what names them: backplane ab ----
+
+    def ab(self, fault, mode, *more):
+        """A is ref, B is ref with the fault in its layer, or with `more`."""
+        model = self.models.path(fault.model, fault.quant, fault.zero)
+        rc, out, err, shown = self.run_cli(
+            "ab", "-m", model, "-p", PROMPT, "-n", "24" if fault.how == "step" else "0", "--mode", mode, "--json",
+            *settings(COMMON + [f"engine.plugin_path={self.plugins}"] + self.around(fault)),
+            *(HOW[fault.how] if fault.how == "chunk" else []), *more,
+            *(["--a", f"batch={fault.batch}", "--b", f"batch={fault.batch}"] if fault.batch > 1 else []))
+        self.assertIn(rc, (0, 1, 3), shown)
+        result = json.loads(out) if rc in (0, 1) else None
+        self.assertTrue(result is None or result["verdict"]["pass"] == (rc == 0), shown)
+        return result, err, shown
+
+    def test_ab_finds_nothing_in_the_unedited_copy(self):
+        for model, how in sorted({(f.model, f.how) for f in self.faults}):
+            with self.subTest(model=model, how=how):
+                fault = next(f for f in self.faults if (f.model, f.how) == (model, how))
+                for mode in ("shadow", "free") if fault.batch == 1 else ("free",):
+                    result, _, shown = self.ab(fault, mode, *[arg for s in SLOTS
+                                                           for arg in ("--b", f"slots.{s}=unedited_ref")])
+                    self.assertTrue(result["verdict"]["pass"], shown)
+                    self.assertIsNone(result["first_difference"], shown)
+                    self.assertEqual({(o["max_abs"], o["status"]) for o in result["ops"]}, {(0, "ok")}, shown)
+
+    def test_shadow_names_exactly_the_faulty_op(self):
+        for fault in self.faults:
+            with self.subTest(fault=fault.name):
+                self.named(fault, self.layer[fault.name])
+
+    def named(self, fault, layer):
+        if fault.batch > 1:
+            return
+        result, _, shown = self.ab(fault, "shadow", "--b", self.placed(fault, layer))
+        guilty = (fault.slot, fault.op, layer)
+        named = {(o["slot"], o["op"], o["layer"]) for o in result["ops"] if o["status"] != "ok"}
+        self.assertEqual(named, {guilty}, shown)
+        touched = {(o["slot"], o["op"], o["layer"]) for o in result["ops"] if o["max_abs"] != 0}
+        self.assertLessEqual(touched, {guilty}, f"an op that is ref's on both sides differs{shown}")
+        first = result["first_difference"]
+        self.assertEqual((first["slot"], first["op"], first["layer"]), guilty, shown)
+        self.assertEqual((first["status"], result["verdict"]["pass"]), self.judgement(fault), shown)
+
+    def judgement(self, fault):
+        """A choice between exact equals is told and fails nothing."""
+        return ("flip", True) if fault.tie else ("fail", False)
+
+    def test_free_says_where_it_was_made_and_inherited(self):
+        for fault in self.faults:
+            with self.subTest(fault=fault.name):
+                self.made_and_inherited(fault, self.layer[fault.name])
+
+    def made_and_inherited(self, fault, layer):
+        result, said, shown = self.ab(fault, "free", "--b", self.placed(fault, layer))
+        if "nan" in fault.name:  # B's run ends there
+            self.assertIsNone(result, shown)
+            self.assertIn("side B", said, shown)
+            self.assertIn(f"blk.{layer}.", said, shown)
+            return
+        first, ops = result["first_difference"], result["ops"]
+        self.assertEqual((first["layer"], first["made_here"]), (layer, True), shown)
+        self.assertEqual((first["status"], result["verdict"]["pass"]), self.judgement(fault), shown)
+        if (fault.slot, fault.op) in SHOWS:
+            self.assertIn(first["tap"], [f"blk.{layer}.{tap}" for tap in SHOWS[fault.slot, fault.op]], shown)
+        else:
+            self.assertEqual((first["slot"], first["op"]), (fault.slot, fault.op), shown)
+        at = next(i for i, o in enumerate(ops) if o["tap"] == first["tap"])
+        for o in ops[:at]:
+            self.assertEqual((o["status"], o["max_abs"], o["skipped"]), ("ok", 0, 0), f"{o['tap']}{shown}")
+        # From there on every tap differs, or says nothing, being behind a choice that differs already.
+        for o in ops[at + 1:]:
+            self.assertTrue(not o["made_here"] or o["status"] == "ok", f"{o['tap']}{shown}")
+        last = next(o for o in ops if o["tap"] == "logits")
+        self.assertTrue(last["skipped"] > 0 or (last["status"], last["made_here"]) == ("fail", False), shown)
 
 
 if __name__ == "__main__":

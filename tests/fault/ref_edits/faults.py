@@ -24,6 +24,7 @@ class Fault:
     quant: str = ""
     zero: str = ""  # end of the names of tensors that are set to zero
     wrap: str = ""  # around the slot, with ref as well
+    batch: int = 1  # sequences in a step that it takes to show; verify and shadow mode have one
     tie: bool = False  # what it chooses differently is tied exactly: reported, and no failure
 
 
@@ -39,7 +40,10 @@ FAULTS = (
     # The second block of a sequence is looked up one entry early.
     Fault("block_table", "ref/ref_mla_layout.c", "at / m->block_tok];", "at / m->block_tok - (at / m->block_tok == 1)];",
           "mla.decode", "run", "glm47flash", "step"),
-    # Row 1 of a batch reads the list of row 0.
+    # Every row of a batch reads the last row's block table.
+    Fault("batch_table", "ref/ref_mla_decode.c", ".seq = m->row_seq_host[row]}", ".seq = m->row_seq_host[m->n_row - 1]}",
+          "mla.decode", "run", "v3", "step", batch=3),
+    # Row 1 reads the list of row 0.
     Fault("batch_neighbour", "ref/ref_mla_decode.c", "k.list = bpi_ref_at(&a->idx, row, 0, 0);",
           "k.list = bpi_ref_at(&a->idx, row - (row == 1), 0, 0);", "mla.decode", "run", "glm5", "chunk"),
     # What a masked row holds is multiplied by zero instead of left alone.
