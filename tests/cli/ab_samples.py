@@ -167,6 +167,17 @@ def zero():
     return r
 
 
+def single():
+    """One call of each op: medians whose intervals have no width."""
+    r = agree()
+    for op in r["ops"]:
+        op["calls"] = 1
+        for key in ("time_a_us", "time_b_us"):
+            op[key] = dict.fromkeys(("median", "lo", "hi"), op[key]["median"])
+    r["logits"]["topk_overlap"] = 0.99999
+    return r
+
+
 # Each would set window.owned, or ask somebody, if it ever became markup, script, style or an address.
 POISON = ["</script><script>window.owned=1</script>", "<!--<script>", "-->", "<img src=x onerror=window.owned=1>",
           "\"><svg onload=window.owned=1>", "' onfocus=window.owned=1 autofocus x='", "&lt;b&gt;&#60;i&#62;", "</style><style>*{color:red}",
@@ -208,4 +219,4 @@ def hostile():
     return r
 
 
-ALL = {"fail": fail, "agree": agree, "deep": deep, "free": free, "empty": empty, "odd": odd, "zero": zero, "hostile": hostile}
+ALL = {"fail": fail, "agree": agree, "deep": deep, "free": free, "empty": empty, "odd": odd, "zero": zero, "single": single, "hostile": hostile}

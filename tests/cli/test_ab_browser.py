@@ -127,6 +127,17 @@ class InBrowser(unittest.TestCase):
                 self.assertEqual(page.run(f"document.querySelector('.cell[data-i=\"{shade[place]}\"] rect').getAttribute('class')"), want)
             self.assertEqual(page.run("document.getElementById('kl-first').textContent"), "first other token: 14")
 
+    def test_claims_of_speed(self):
+        """Only where intervals are apart; a median of one call has none."""
+        claims = "[...document.querySelectorAll('#time-plot .pair-of-bars')].map((g) => g.querySelectorAll('text')[1].textContent)"
+        with self.open("fail") as page:
+            said = page.run(claims)
+            self.assertIn("B is 2.44 × faster", [s.replace("\u00a0", " ") for s in said])
+            self.assertEqual(said.count("no clear difference"), 2)
+        with self.open("single") as page:
+            self.assertEqual(set(page.run(claims)), {"too few calls to tell"})
+            self.assertIn("too few calls to tell", page.run("document.querySelector('.tiles').innerText"))
+
     def test_nothing_to_draw(self):
         with self.open("empty") as page:
             self.calm(page, "empty")

@@ -36,6 +36,7 @@ bool ab_median(const json_t *op, const char *key, double *out);
 /* Medians times calls, summed over the ops that were timed on both sides. */
 struct ab_times {
     double a_us, b_us;
+    double a_lo, a_hi, b_lo, b_hi; /* the intervals added up */
     bool known;
 };
 struct ab_times ab_times_of(const json_t *result);

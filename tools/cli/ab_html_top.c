@@ -158,6 +158,15 @@ bool ab_median(const json_t *op, const char *key, double *out)
     return ab_number(json_object_get(op, key), "median", out) && *out > 0;
 }
 
+static void add_interval(const json_t *op, const char *key, double median, double calls, double *lo,
+                         double *hi)
+{
+    double v;
+    const json_t *t = json_object_get(op, key);
+    *lo += calls * (ab_number(t, "lo", &v) ? v : median);
+    *hi += calls * (ab_number(t, "hi", &v) ? v : median);
+}
+
 struct ab_times ab_times_of(const json_t *result)
 {
     struct ab_times t = {0};
@@ -171,6 +180,8 @@ struct ab_times ab_times_of(const json_t *result)
         t.a_us += a * calls;
         t.b_us += b * calls;
         t.known = true;
+        add_interval(op, "time_a_us", a, calls, &t.a_lo, &t.a_hi);
+        add_interval(op, "time_b_us", b, calls, &t.b_lo, &t.b_hi);
     }
     return t;
 }
@@ -291,8 +302,9 @@ void ab_part_verdict(FILE *f, const json_t *r)
         fputs("<p class=\"note\">", f);
         if (json_string_length(text) > 0 &&
             strstr(ab_string(v, "text"), json_string_value(text)) == NULL) {
+            const char last = json_string_value(text)[json_string_length(text) - 1];
             ab_put_string(f, text);
-            putc(' ', f);
+            fputs(last == '.' ? " " : ". ", f);
         }
         if (json_is_string(json_object_get(d, "tap")) && ab_string(d, "tap")[0] != '\0') {
             fputs("<span class=\"pair\">tap <code>", f);
@@ -379,7 +391,8 @@ static void tile_logits(FILE *f, const json_t *l)
         char name[48] = "Top-k overlap";
         if (ab_number(l, "top_k", &top)) snprintf(name, sizeof name, "Top-%.0f overlap", top);
         tile_begin(f, name);
-        tile_value(f, v <= 1 ? floor(v * 1000) / 10 : v, v <= 1 ? "%" : "");
+        /* Never 100 % unless it is. */
+        tile_value(f, v >= 1 - 1e-12 ? 100 : floor(v * 1000) / 10, "%");
         size_t i, differ = 0;
         json_t *p;
         const json_t *positions = json_object_get(l, "by_position");
@@ -408,7 +421,13 @@ void ab_part_tiles(FILE *f, const json_t *r)
     ab_put_us(f, t.a_us);
     fputs(", B ", f);
     ab_put_us(f, t.b_us);
-    fputs("</small></dd></div>\n", f);
+    /* A median of one call has an interval without width, which tells nothing. */
+    const bool few = t.a_hi <= t.a_lo || t.b_hi <= t.b_lo,
+               overlap = t.a_lo <= t.b_hi && t.b_lo <= t.a_hi;
+    fprintf(f, "%s</small></dd></div>\n",
+            few       ? ": too few calls to tell"
+            : overlap ? ": no clear difference"
+                      : "");
 }
 
 /* What the comparison says in words about single ops, the worst kinds first. */

@@ -365,6 +365,8 @@
           'first other token: ' + q.x));
       }
       points.forEach((q) => { if (q.differs && finite(q.y)) root.append(diamond(px(q.x), scale.at(q.y))); });
+      if (values.length > 0 && Math.max(...values) === 0)
+        root.append(svg('text', {x: (left + right) / 2, y: (top + bottom) / 2, 'text-anchor': 'middle'}, 'zero at every position'));
       const line = svg('line', {class: 'cross', y1: top, y2: bottom, visibility: 'hidden'});
       root.append(line);
       const go = (i, from_key) => {
@@ -417,7 +419,9 @@
   };
   const judge = ({a, b}) => {
     if (!finite(a.v) || !finite(b.v) || a.v <= 0 || b.v <= 0) return 'only one side was timed';
-    if (a.lo <= b.hi && b.lo <= a.hi) return 'no clear difference';
+    /* A median of one call has an interval without width, which tells nothing. */
+    if (a.hi <= a.lo || b.hi <= b.lo) return 'too few calls to tell';
+    if (a.lo <= b.hi && b.lo <= a.hi || Math.abs(a.v / b.v - 1) < 0.005) return 'no clear difference';
     return a.v > b.v ? `B is ${number(a.v / b.v)} × faster` : `B is ${number(b.v / a.v)} × slower`;
   };
 
