@@ -1,11 +1,11 @@
 """test_ref.py - a reference backend with one fault, in one layer, is seen for what it is.
 
-Each fault (ref_edits/faults.py) is a plugin of its own: a copy of the reference backend with one edit. It serves one slot
-in one layer, drawn from a printed seed (BP_SEED repeats it); ref serves all the rest. A fault bites when `verify` turns
-from PASS to FAIL and the hidden states in front of that layer are ref's to the last bit; the copy without an edit, built
-in the same way, gives ref's bits everywhere. `ab` must then name that op in that layer and no other in shadow mode, and in
-free mode say that the difference was made there and is inherited from there on.
-Under sanitizers five faults are drawn. BP_CLI, BP_BUILD and BP_SOURCE are set by CMake.
+Each fault (ref_edits/faults.py) is a plugin of its own: a copy of the reference backend with one edit. It serves one
+slot in one layer, drawn from a printed seed (BP_SEED repeats it); ref serves all the rest. A fault bites when `verify`
+turns from PASS to FAIL and the hidden states in front of that layer are ref's to the last bit; the copy without an edit,
+built in the same way, gives ref's bits everywhere. `ab` must then name that op in that layer and no other in shadow
+mode, and say in free mode that the difference was made there and is inherited from there on.
+BP_CLI, BP_BUILD and BP_SOURCE are set by CMake.
 SPDX-License-Identifier: MIT
 """
 import functools
@@ -19,7 +19,6 @@ import tempfile
 import unittest
 
 CLI, BUILD, SOURCE = (os.environ[name] for name in ("BP_CLI", "BP_BUILD", "BP_SOURCE"))
-SANITIZED = os.environ.get("BP_SANITIZE", "") != ""
 ZOO = os.path.join(SOURCE, "tests", "data", "zoo")
 
 EDITS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ref_edits")
@@ -96,9 +95,8 @@ class FaultyRef(unittest.TestCase):
         for name in os.listdir(built):  # whatever the umask: others may not write to a plugin
             os.chmod(shutil.copy(os.path.join(built, name), cls.plugins), 0o755)
         draw = random.Random(SEED)
-        cls.faults = draw.sample(FAULTS, 5) if SANITIZED else list(FAULTS)
-        cls.layer = {f.name: draw.choice(cls.models.layers(f.model, f.layers)) for f in cls.faults}
-        print(f"seed {SEED}: " + ", ".join(f"{f.name} in layer {cls.layer[f.name]}" for f in cls.faults), flush=True)
+        cls.layer = {f.name: draw.choice(cls.models.layers(f.model, f.layers)) for f in FAULTS}
+        print(f"seed {SEED}: " + ", ".join(f"{name} in layer {layer}" for name, layer in cls.layer.items()), flush=True)
 
     def run_cli(self, *args):
         done = subprocess.run([CLI, *args], capture_output=True, text=True, check=False, timeout=120)
@@ -136,13 +134,14 @@ class FaultyRef(unittest.TestCase):
                 os.makedirs(os.path.dirname(path))
                 with open(path, "w", encoding="utf-8") as f:
                     f.write(copy)
-                done = subprocess.run([sys.executable, "-B", os.path.join(EDITS, "edit.py"), fault.name, folder, output],
-                                      capture_output=True, text=True, check=False)
+                script = os.path.join(EDITS, "edit.py")
+                done = subprocess.run([sys.executable, "-B", script, fault.name, folder, output], capture_output=True,
+                                      text=True, check=False)
                 self.assertEqual((done.returncode == 0, os.path.exists(output)), (times == 1, times == 1), done.stderr)
                 self.assertEqual(f"stands {times} times" in done.stderr, times != 1, done.stderr)
 
     def test_the_unedited_copy_is_ref(self):
-        cases = sorted({(f.model, f.quant, f.zero, f.how) for f in self.faults})
+        cases = sorted({(f.model, f.quant, f.zero, f.how) for f in FAULTS})
         for model, quant, zero, how in cases:
             with self.subTest(model=model, how=how):
                 right = self.right(model, quant, zero, how)
@@ -166,7 +165,7 @@ class FaultyRef(unittest.TestCase):
 
     def test_every_fault_bites_in_its_layer(self):
         self.assertGreaterEqual(len({f.name for f in FAULTS}), 20)
-        for fault in self.faults:
+        for fault in FAULTS:
             with self.subTest(fault=fault.name):
                 self.bites(fault, self.layer[fault.name])
 
@@ -212,9 +211,9 @@ class FaultyRef(unittest.TestCase):
         return result, err, shown
 
     def test_ab_finds_nothing_in_the_unedited_copy(self):
-        for model, how in sorted({(f.model, f.how) for f in self.faults}):
+        for model, how in sorted({(f.model, f.how) for f in FAULTS}):
             with self.subTest(model=model, how=how):
-                fault = next(f for f in self.faults if (f.model, f.how) == (model, how))
+                fault = next(f for f in FAULTS if (f.model, f.how) == (model, how))
                 for mode in ("shadow", "free") if fault.batch == 1 else ("free",):
                     result, _, shown = self.ab(fault, mode, *[arg for s in SLOTS
                                                            for arg in ("--b", f"slots.{s}=unedited_ref")])
@@ -223,7 +222,7 @@ class FaultyRef(unittest.TestCase):
                     self.assertEqual({(o["max_abs"], o["status"]) for o in result["ops"]}, {(0, "ok")}, shown)
 
     def test_shadow_names_exactly_the_faulty_op(self):
-        for fault in self.faults:
+        for fault in FAULTS:
             with self.subTest(fault=fault.name):
                 self.named(fault, self.layer[fault.name])
 
@@ -245,7 +244,7 @@ class FaultyRef(unittest.TestCase):
         return ("flip", True) if fault.tie else ("fail", False)
 
     def test_free_says_where_it_was_made_and_inherited(self):
-        for fault in self.faults:
+        for fault in FAULTS:
             with self.subTest(fault=fault.name):
                 self.made_and_inherited(fault, self.layer[fault.name])
 

@@ -16,8 +16,8 @@ from faults import FAULTS
 def edited(fault, text):
     n = text.count(fault.old)
     if n != 1 or fault.old == fault.new:
-        sys.exit(f"edit.py: fault {fault.name}: its text stands {n} times in core/{fault.file} and must stand there once "
-                 f"and be replaced by another; bring the fault up to date in tests/fault/ref_edits/faults.py:\n{fault.old}")
+        sys.exit(f"edit.py: fault {fault.name}: its text stands {n} times in core/{fault.file} and must stand there once, "
+                 f"and be replaced by another; bring tests/fault/ref_edits/faults.py up to date:\n{fault.old}")
     return text.replace(fault.old, fault.new)
 
 

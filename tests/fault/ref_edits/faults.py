@@ -1,8 +1,9 @@
 """faults.py - the faults that copies of the reference backend are built with, one edit each.
 
-Each is a mistake that a real backend can make, or has made. What it needs to show: a model of the zoo, a way to compute it
-(`whole` prompt in one step, in a `chunk` of 16 tokens a step, or `step` by step in the decode form), and for some the type
-to quantize the model to, tensors that are set to zero first, or a wrapper. Where it shows: in one op of one slot.
+Each is a mistake that a real backend can make, or has made. What it needs to show: a model of the zoo, a way to compute
+it (`whole` prompt in one step, in a `chunk` of 16 tokens a step, or `step` by step in the decode form), and for some the
+type to quantize the model to, tensors that are set to zero first, a wrapper, or a batch. Where it shows: in one op of one
+slot.
 
 A text that is searched for is as long as it must be to stand in its file once.
 SPDX-License-Identifier: MIT
@@ -38,11 +39,11 @@ FAULTS = (
           ".n = m->row_kv_len_host[row] / m->common->block_tok * m->common->block_tok, ",
           "mla.decode", "run", "v2-group", "step"),
     # The second block of a sequence is looked up one entry early.
-    Fault("block_table", "ref/ref_mla_layout.c", "at / m->block_tok];", "at / m->block_tok - (at / m->block_tok == 1)];",
-          "mla.decode", "run", "glm47flash", "step"),
+    Fault("block_table", "ref/ref_mla_layout.c", "at / m->block_tok];",
+          "at / m->block_tok - (at / m->block_tok == 1)];", "mla.decode", "run", "glm47flash", "step"),
     # Every row of a batch reads the last row's block table.
-    Fault("batch_table", "ref/ref_mla_decode.c", ".seq = m->row_seq_host[row]}", ".seq = m->row_seq_host[m->n_row - 1]}",
-          "mla.decode", "run", "v3", "step", batch=3),
+    Fault("batch_table", "ref/ref_mla_decode.c", ".seq = m->row_seq_host[row]}",
+          ".seq = m->row_seq_host[m->n_row - 1]}", "mla.decode", "run", "v3", "step", batch=3),
     # Row 1 reads the list of row 0.
     Fault("batch_neighbour", "ref/ref_mla_decode.c", "k.list = bpi_ref_at(&a->idx, row, 0, 0);",
           "k.list = bpi_ref_at(&a->idx, row - (row == 1), 0, 0);", "mla.decode", "run", "glm5", "chunk"),
