@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { BEHIND_ALL = INT32_MAX, NEVER = INT32_MAX };
+enum { BEHIND_ALL = INT32_MAX - 1, NEVER = INT32_MAX }; /* taps behind all layers; rows behind no flip */
 
 /* One tap of the window. */
 struct tap {

@@ -68,7 +68,10 @@ static void sum_positions(struct bp_ab *ab)
 {
     struct bp_ab_summary *s = &ab->sum;
     const double n = ab->n_positions;
+    const uint32_t k = ab->n_vocab < BPI_AB_TOP ? ab->n_vocab : BPI_AB_TOP;
+    uint64_t shared = 0;
     s->n_pos = ab->n_positions;
+    s->top_k = k;
     for (uint32_t i = 0; i < ab->n_positions; ++i) {
         const struct bp_ab_position *p = &ab->positions[i];
         if (!isnan(s->max_abs) && !(p->max_abs <= s->max_abs)) s->max_abs = p->max_abs;
@@ -76,10 +79,10 @@ static void sum_positions(struct bp_ab *ab)
         s->mean_abs += p->mean_abs / n;
         s->kl += p->kl / n;
         s->kl_ba += p->kl_ba / n;
-        s->topk_overlap +=
-            (double)p->overlap / (ab->n_vocab < BPI_AB_TOP ? ab->n_vocab : BPI_AB_TOP) / n;
+        shared += p->overlap;
         if (s->first_token < 0 && p->a_id != p->b_id) s->first_token = (int32_t)p->pos;
     }
+    if (n > 0) s->topk_overlap = (double)shared / (n * k);
 }
 
 /* The first that fails; without one, the first that differs at all. */

@@ -1,0 +1,291 @@
+/* test_ab_run.c - whole comparisons on models of the zoo, with a provider that is ref but for what a test tells it.
+ * SPDX-License-Identifier: MIT */
+#include "unit/engine/engine_fixture.h"
+#include "backplane/slot_moe.h"
+#include "backplane/slot_quant.h"
+#include "backplane/tools.h"
+#include <math.h>
+
+enum { N_IDS = 24, MAX_LOGITS = 1 << 14 };
+
+/* "tilt": ref, with router logits that are tied on request, and a router that leans to later experts. */
+static struct tilt {
+    struct bp_plugin_desc desc;
+    const struct bp_plugin_desc *ref;
+    struct bp_moe_ops moe, ref_moe;
+    struct bp_quant_ops quant, ref_quant;
+    float lean;       /* added to a logit for each expert before it */
+    bool tie;         /* every expert gets almost the same logit */
+    int64_t n_expert; /* rows of the router */
+    float scale;      /* of what the product writes in layer 1 */
+    float logits[MAX_LOGITS];
+} tilt;
+
+static int32_t route(void *self, const struct bp_launch *l, const struct bp_moe_route_args *a,
+                     struct bp_error *err)
+{
+    struct bp_moe_route_args other = *a;
+    const int64_t n = a->logits.dim[0], w = a->logits.dim[1];
+    ck_assert_int_le(n * w, MAX_LOGITS);
+    for (int64_t r = 0; r < n; ++r) {
+        for (int64_t e = 0; e < w; ++e)
+            tilt.logits[r * w + e] =
+                ((const float *)a->logits.data)[r * a->logits.stride[0] + e] + tilt.lean * (float)e;
+    }
+    other.logits.data = tilt.logits;
+    other.logits.stride[0] = w;
+    return tilt.ref_moe.route(self, l, &other, err);
+}
+
+static int32_t matmul(void *self, const struct bp_launch *l, const struct bp_quant_matmul_args *a,
+                      struct bp_error *err)
+{
+    int32_t rc = tilt.ref_quant.matmul(self, l, a, err);
+    const struct bp_tensor *y = &a->outs[0].y;
+    float *v = y->data;
+    for (int64_t i = 0;
+         rc == BP_OK && tilt.tie && y->dim[1] == tilt.n_expert && i < y->dim[0] * y->dim[1]; ++i)
+        v[i] = 1.0f + 1e-7f * (float)(i % 2);
+    if (tilt.scale != 0.0f && l->layer == 1) v[y->dim[1] - 1] *= tilt.scale;
+    return rc;
+}
+
+static int32_t op_create(void *plugin, const struct bp_op_entry *entry, const struct bp_device *dev,
+                         const struct bp_op_ref *inner, uint32_t n_inner, struct bp_op_ref *out,
+                         struct bp_error *err)
+{
+    BP_TRY(tilt.ref->op_create(plugin, entry, dev, inner, n_inner, out, err));
+    if (strcmp(entry->iface, "bp.moe") == 0) {
+        tilt.moe = tilt.ref_moe = *(const struct bp_moe_ops *)(const void *)out->vt;
+        tilt.moe.route = route;
+        out->vt = &tilt.moe.base;
+    }
+    if (strcmp(entry->iface, "bp.quant") == 0) {
+        tilt.quant = tilt.ref_quant = *(const struct bp_quant_ops *)(const void *)out->vt;
+        tilt.quant.matmul = matmul;
+        out->vt = &tilt.quant.base;
+    }
+    return BP_OK;
+}
+
+static const struct bp_plugin_desc *query(const struct bp_query *q)
+{
+    tilt.ref = bp_reference_query()(q);
+    if (tilt.ref == NULL) return NULL;
+    tilt.desc = *tilt.ref;
+    tilt.desc.name = "tilt";
+    tilt.desc.op_create = op_create;
+    return &tilt.desc;
+}
+
+/* ---- a comparison ---- */
+
+struct duel {
+    struct bp_config *cfg[2];
+    struct bp_model *model;
+    struct bp_ab *ab;
+    struct bp_ab_summary sum;
+    struct bp_error err;
+    int32_t rc;
+};
+
+static struct duel duel(const char *path, uint32_t mode, const char *const *a, const char *const *b,
+                        uint32_t n_new)
+{
+    struct duel d = {.err = BP_ERROR_INIT};
+    int32_t ids[N_IDS];
+    for (int i = 0; i < N_IDS; ++i) ids[i] = (i * 37 + 11) % 250 + 1;
+    for (int side = 0; side < 2; ++side) {
+        const char *const *set = side == 0 ? a : b;
+        must(bp_config_create(&d.cfg[side], &d.err), &d.err);
+        must(bp_config_add_plugin(d.cfg[side], query, &d.err), &d.err);
+        must(bp_config_set(d.cfg[side], "engine.ctx=128", &d.err), &d.err);
+        must(bp_config_set(d.cfg[side], "engine.threads=1", &d.err), &d.err);
+        for (size_t i = 0; set[i] != NULL; ++i)
+            must(bp_config_set(d.cfg[side], set[i], &d.err), &d.err);
+    }
+    must(bp_model_open(path, d.cfg[0], NULL, &d.model, &d.err), &d.err);
+    struct bp_ab_params p = {.h = BP_HDR(struct bp_ab_params, cb),
+                             .ids = ids,
+                             .n_ids = N_IDS,
+                             .n_new = n_new,
+                             .mode = mode,
+                             .max_kl = NAN,
+                             .max_abs = NAN};
+    p.a = (struct bp_ab_side){
+        .h = BP_HDR(struct bp_ab_side, batch), .model = d.model, .config = d.cfg[0]};
+    p.b = (struct bp_ab_side){
+        .h = BP_HDR(struct bp_ab_side, batch), .model = d.model, .config = d.cfg[1]};
+    d.rc = bp_ab_run(&p, &d.ab, &d.err);
+    if (d.rc != BP_OK) return d;
+    d.sum = (struct bp_ab_summary){.h = BP_HDR(struct bp_ab_summary, compare_bytes)};
+    bp_ab_summary(d.ab, &d.sum);
+    return d;
+}
+
+static void end(struct duel *d)
+{
+    bp_ab_close(d->ab);
+    bp_model_close(d->model);
+    bp_config_destroy(d->cfg[0]);
+    bp_config_destroy(d->cfg[1]);
+}
+
+static struct bp_ab_op op_at(const struct duel *d, uint32_t i)
+{
+    struct bp_ab_op op = {.h = BP_HDR(struct bp_ab_op, flops)};
+    ck_assert_int_eq(bp_ab_op(d->ab, i, &op), BP_OK);
+    return op;
+}
+
+static const char *const ref[] = {"slots.moe=ref", "slots.quant=ref", NULL};
+static const char *const moe_tilt[] = {"slots.moe=tilt", "slots.quant=ref", NULL};
+static const char *const quant_tilt[] = {"slots.moe=ref", "slots.quant=tilt", NULL};
+static const char *const both_tilt[] = {"slots.moe=tilt", "slots.quant=tilt", NULL};
+
+START_TEST(ref_is_ref)
+{
+    for (uint32_t mode = BP_AB_SHADOW; mode <= BP_AB_FREE; ++mode) {
+        struct duel d = duel(ZOO("zoo-glm5"), mode, ref, ref, 3);
+        must(d.rc, &d.err);
+        ck_assert(d.sum.pass && d.sum.first == -1 && d.sum.first_token == -1);
+        ck_assert_uint_eq(d.sum.n_pos, N_IDS + 3);
+        ck_assert(d.sum.max_abs == 0 && d.sum.kl == 0 && d.sum.kl_ba == 0 &&
+                  d.sum.topk_overlap == 1);
+        ck_assert_uint_gt(d.sum.n_ops, 20);
+        for (uint32_t i = 0; i < d.sum.n_ops; ++i) {
+            const struct bp_ab_op op = op_at(&d, i);
+            ck_assert_msg(op.max_abs == 0 && op.norm_rel == 0 && op.n_flips == 0, "%s", op.tap);
+            ck_assert_msg(op.n_rows > 0 || strstr(op.op, "write") != NULL || op.op[0] == 's' ||
+                              strcmp(op.op, "route") == 0,
+                          "%s %s was not compared", op.op, op.tap);
+            if (mode == BP_AB_SHADOW) ck_assert(op.time_a.n == op.calls && op.time_b.n == op.calls);
+        }
+        end(&d);
+    }
+}
+END_TEST
+
+/* The same faulty product on both sides agrees with itself; against ref it is found in the layer that has it. */
+START_TEST(an_error_is_charged_to_its_op)
+{
+    tilt.scale = 1.01f;
+    struct duel d = duel(ZOO("zoo-v2lite"), BP_AB_SHADOW, ref, quant_tilt, 0);
+    must(d.rc, &d.err);
+    ck_assert(!d.sum.pass && d.sum.n_fail > 0);
+    for (uint32_t i = 0; i < d.sum.n_ops; ++i) {
+        const struct bp_ab_op op = op_at(&d, i);
+        ck_assert_msg((op.status == BP_AB_FAIL) == (op.layer == 1 && strcmp(op.slot, "quant") == 0),
+                      "%s.%s of layer %d: %s", op.slot, op.op, op.layer, op.text);
+    }
+    const struct bp_ab_op first = op_at(&d, (uint32_t)d.sum.first);
+    ck_assert_str_eq(first.provider_b, "tilt");
+    ck_assert_ptr_nonnull(strstr(first.text, "of B (tilt)"));
+    end(&d);
+    /* The other way round it is A's. */
+    d = duel(ZOO("zoo-v2lite"), BP_AB_SHADOW, quant_tilt, ref, 0);
+    must(d.rc, &d.err);
+    ck_assert(!d.sum.pass);
+    ck_assert_ptr_nonnull(strstr(d.sum.first_text, "of A (tilt)"));
+    end(&d);
+    tilt.scale = 8.0f; /* whole runs are judged by what rounding does to whole runs */
+    d = duel(ZOO("zoo-v2lite"), BP_AB_FREE, ref, quant_tilt, 0);
+    must(d.rc, &d.err);
+    ck_assert(!d.sum.pass && d.sum.made_here == 1);
+    ck_assert_int_eq(op_at(&d, (uint32_t)d.sum.first).layer, 1);
+    for (uint32_t i = (uint32_t)d.sum.first + 1; i < d.sum.n_ops; ++i) {
+        const struct bp_ab_op op = op_at(&d, i);
+        ck_assert_msg(op.status != BP_AB_FAIL || op.made_here == 0, "%s is inherited", op.tap);
+    }
+    end(&d);
+}
+END_TEST
+
+/* Experts that are tied but for rounding may be chosen either way; that is told and fails nothing. */
+START_TEST(a_narrow_flip_does_not_fail)
+{
+    tilt.tie = true;
+    tilt.n_expert = 16;
+    tilt.lean = 2e-7f;
+    const char *const tied[] = {"slots.moe=ref", "slots.quant=tilt", NULL};
+    struct duel d = duel(ZOO("zoo-v2-group"), BP_AB_SHADOW, tied, both_tilt, 0);
+    must(d.rc, &d.err);
+    ck_assert_msg(d.sum.pass, "%s", d.sum.text);
+    ck_assert_uint_gt(d.sum.n_flip, 0);
+    const struct bp_ab_op first = op_at(&d, (uint32_t)d.sum.first);
+    ck_assert_str_eq(first.op, "route");
+    ck_assert_uint_eq(first.status, BP_AB_FLIP);
+    ck_assert(first.n_flips > 0 && first.n_wide == 0 && first.flips[0].gap < 1e-6);
+    ck_assert_int_ne(first.flips[0].a, first.flips[0].b);
+    end(&d);
+}
+END_TEST
+
+START_TEST(a_wide_flip_fails)
+{
+    tilt.lean = 0.5f;
+    for (uint32_t mode = BP_AB_SHADOW; mode <= BP_AB_FREE; ++mode) {
+        struct duel d = duel(ZOO("zoo-v2-group"), mode, ref, moe_tilt, 0);
+        must(d.rc, &d.err);
+        ck_assert(!d.sum.pass);
+        const struct bp_ab_op first = op_at(&d, (uint32_t)d.sum.first);
+        ck_assert_str_eq(first.op, "route");
+        ck_assert(first.status == BP_AB_FAIL && first.n_wide > 0);
+        end(&d);
+    }
+}
+END_TEST
+
+START_TEST(a_16_bit_cache_is_judged_by_its_precision)
+{
+    static const char *const f32[] = {"kv.dtype=f32", NULL}, *const bf16[] = {"kv.dtype=bf16",
+                                                                              NULL};
+    struct duel d = duel(ZOO("zoo-v2lite"), BP_AB_SHADOW, f32, bf16, 2);
+    must(d.rc, &d.err);
+    ck_assert_msg(d.sum.pass, "%s", d.sum.text);
+    ck_assert_str_eq(d.sum.precision, "bf16");
+    const struct bp_ab_op first = op_at(&d, (uint32_t)d.sum.first);
+    ck_assert_str_eq(first.op, "cache_write");
+    ck_assert(first.norm_rel > 0x1p-11 && first.norm_rel < 0x1p-8);
+    ck_assert_double_eq(first.norm_rel, first.baseline_norm_rel);
+    end(&d);
+}
+END_TEST
+
+START_TEST(what_cannot_be_compared_is_refused)
+{
+    static const char *const small[] = {"engine.ctx=64", NULL};
+    struct duel d = duel(ZOO("zoo-v2lite"), BP_AB_SHADOW, ref, small, 0);
+    ck_assert_int_eq(d.rc, BP_E_ARG);
+    ck_assert_ptr_nonnull(strstr(d.err.msg, "engine.ctx"));
+    ck_assert_ptr_null(d.ab);
+    end(&d);
+    d = duel(ZOO("zoo-v2lite"), BP_AB_FREE, ref, small, 0);
+    must(d.rc, &d.err);
+    ck_assert(d.sum.pass && d.sum.first == -1);
+    end(&d);
+    struct bp_ab *ab = NULL;
+    struct bp_error err = BP_ERROR_INIT;
+    const struct bp_ab_params none = {.h = BP_HDR(struct bp_ab_params, cb)};
+    ck_assert_int_eq(bp_ab_run(&none, &ab, &err), BP_E_ARG);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("ab_run");
+    TCase *t = tcase_create("all");
+    tcase_set_timeout(t, 300);
+    tcase_add_test(t, ref_is_ref);
+    tcase_add_test(t, an_error_is_charged_to_its_op);
+    tcase_add_test(t, a_narrow_flip_does_not_fail);
+    tcase_add_test(t, a_wide_flip_fails);
+    tcase_add_test(t, a_16_bit_cache_is_judged_by_its_precision);
+    tcase_add_test(t, what_cannot_be_compared_is_refused);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_NORMAL);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed != 0;
+}
