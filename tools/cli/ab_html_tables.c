@@ -218,6 +218,11 @@ void ab_part_positions(FILE *f, const json_t *r)
         fputs("<p class=\"empty\">No logits were compared position by position.</p>\n", f);
         return;
     }
+    if (strcmp(ab_string(r, "mode"), "shadow") == 0)
+        fputs("<p class=\"note\">Shadow mode: these are what B's last op makes of A's inputs. What "
+              "the errors of all ops add up "
+              "to is seen in free mode.</p>\n",
+              f);
     fputs("<details><summary>As a table</summary>\n", f);
     put_head(f, "positions-table", "Logits by position", names, sizeof names / sizeof names[0]);
     for (size_t i = 0; i < n && i < MAX_ROWS; ++i) {
