@@ -247,6 +247,48 @@ static int32_t read_input(struct ab_cmd *m)
     return bp_model_open(file, m->config[1], &cb, &m->model_b, &c->err);
 }
 
+/* ---- memory ---- */
+
+/* What a side will take, from its choices alone, before anything is loaded. A side that cannot be opened says so later. */
+static bool estimate(struct ab_cmd *m, uint32_t side, uint64_t *cache, uint64_t *weights,
+                     uint64_t *scratch)
+{
+    struct bp_decisions *d = NULL;
+    struct bp_error ignored = BP_ERROR_INIT;
+    struct bp_decision row = {.h = BP_HDR(struct bp_decision, weight_bytes)};
+    struct bp_decision_kv kv = {.h = BP_HDR(struct bp_decision_kv, index_token_bytes)};
+    struct bp_decisions_info info = {.h = BP_HDR(struct bp_decisions_info, scratch_bytes)};
+    struct bp_model *model = side == 1 && m->model_b != NULL ? m->model_b : m->c->model;
+    const char *ctx = bp_config_get(m->config[side], "engine", "ctx");
+    const char *seqs = bp_config_get(m->config[side], "engine", "max_seqs");
+    uint64_t n = ctx != NULL ? strtoull(ctx, NULL, 10) : 0;
+    if (n == 0) n = bp_model_n_ctx(model) < 4096 ? bp_model_n_ctx(model) : 4096;
+    if (seqs != NULL) n *= strtoull(seqs, NULL, 10);
+    *cache = *weights = 0;
+    const bool ok = bp_explain(model, m->config[side], NULL, &d, &ignored) == BP_OK;
+    for (uint32_t i = 0; ok && bp_decision_kv(d, i, &kv) == BP_OK; ++i)
+        *cache +=
+            n * (kv.token_bytes + kv.index_token_bytes) * (uint64_t)(kv.layer_end - kv.layer_begin);
+    for (uint32_t i = 0; ok && bp_decision(d, i, &row) == BP_OK; ++i) *weights += row.file_bytes;
+    if (ok) bp_decisions_info(d, &info);
+    *scratch = info.scratch_bytes;
+    bp_decisions_close(d);
+    return ok;
+}
+
+static void say_memory(struct ab_cmd *m)
+{
+    const uint32_t sides = m->golden.file != NULL ? 1 : 2;
+    for (uint32_t side = 0; side < sides && !m->c->json; ++side) {
+        uint64_t cache, weights, scratch;
+        if (!estimate(m, side, &cache, &weights, &scratch)) continue;
+        term_say("side %c: cache %.1f MiB, weights %.1f MiB as the file holds them, scratch %.1f "
+                 "MiB",
+                 side == 0 ? 'A' : 'B', (double)cache / 0x1p20, (double)weights / 0x1p20,
+                 (double)scratch / 0x1p20);
+    }
+}
+
 /* ---- running ---- */
 
 static double limit(const struct cli *c, const char *name)
@@ -291,6 +333,7 @@ static int32_t run(struct ab_cmd *m)
         p.golden = &g;
         p.b.model = NULL;
     }
+    say_memory(m);
     term_progress_begin(&bar, "loading");
     c->computing = true;
     int32_t rc = bp_ab_run(&p, &m->ab, &c->err);

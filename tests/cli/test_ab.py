@@ -1,0 +1,199 @@
+"""test_ab.py - ab and --dump: two configurations on the same tokens, from outside.
+
+Not here: faults that it must find (tests/fault), the report's looks (test_ab_html.py).
+SPDX-License-Identifier: MIT
+"""
+import os
+
+from cli_case import MODEL, ZOO, CliCase, main, run
+
+ZOOS = ("v2lite", "v2-group", "v3", "v3-512", "glm5-512", "glm47flash", "glm5", "glm52-shared", "v32")
+IDS = ",".join(str((i * 37 + 11) % 250 + 1) for i in range(40))
+F32 = ("-s", "kv.dtype=f32")
+
+
+def zoo(name):
+    return os.path.join(ZOO, f"zoo-{name}.gguf")
+
+
+class Ab(CliCase):
+    def ab(self, model, *args, rc=0, ids=IDS):
+        r = run("ab", "-m", model, *(("--ids", ids) if ids else ()), "--json", *args)
+        self.assertEqual(r.rc, rc, r)
+        j = r.json()
+        self.assertIs(j["verdict"]["pass"], rc == 0)
+        return j
+
+    def test_ref_against_ref_is_zero_everywhere(self):
+        for name in ZOOS:
+            for mode in ("shadow", "free"):
+                j = self.ab(zoo(name), "--mode", mode, "-n", "3")
+                self.assertEqual(j["mode"], mode)
+                self.assertIsNone(j["first_difference"], name)
+                self.assertEqual(len(j["logits"]["by_position"]), 43)
+                for k in ("max_abs", "mean_abs", "kl", "kl_ba"):
+                    self.assertEqual(j["logits"][k], 0, (name, k))
+                self.assertEqual(j["logits"]["topk_overlap"], 1)
+                self.assertGreater(len(j["ops"]), 20)
+                for o in j["ops"]:
+                    self.assertEqual((o["max_abs"], o["norm_rel"], o["flips"], o["status"]), (0, 0, [], "ok"), o)
+
+    def test_precisions_pass_with_the_error_they_have(self):
+        units = {"bf16": 2.0 ** -9, "f16": 2.0 ** -12}
+        for name in ("v2lite", "glm5", "v32"):
+            for dtype, unit in units.items():
+                a = ("--a", "kv.dtype=f32", "--b", f"kv.dtype={dtype}")
+                j = self.ab(zoo(name), *a, "-n", "3")
+                self.assertEqual(j["verdict"]["thresholds"]["precision"], dtype)
+                bad = [o for o in j["ops"] if o["max_abs"] > 0]
+                self.assertTrue(bad)
+                for o in bad:
+                    # Only what touches the cache differs, by about a rounding of its numbers.
+                    self.assertTrue(o["slot"].startswith("mla."), o)
+                    self.assertLess(o["norm_rel"], 2 * unit, o)
+                    self.assertGreater(o["norm_rel"], unit / 16, o)
+                j = self.ab(zoo(name), *a, "-n", "3", "--mode", "free")
+                self.assertGreater(j["logits"]["max_abs"], 0)
+                self.assertEqual(j["first_difference"]["layer"], 0)
+                self.assertIn(j["first_difference"]["status"], ("ok", "flip"))
+            for mode in ("shadow", "free"):
+                j = self.ab(zoo(name), "--mode", mode, "--b", "plugin.ref.round=bf16")
+                self.assertGreater(sum(o["max_abs"] > 0 for o in j["ops"]), 20)
+
+    def test_without_a_baseline_rounding_is_a_difference(self):
+        j = self.ab(zoo("v3"), *F32, "--b", "plugin.ref.round=bf16", "--baseline", "none", rc=1)
+        self.assertEqual(j["first_difference"]["status"], "fail")
+        self.assertIn("of B (ref)", j["first_difference"]["text"])
+
+    def test_chunks_and_batches(self):
+        for name in ("v2lite", "glm5"):
+            for b in ("chunk=1", "batch=3", "chunk=7 batch=2"):
+                j = self.ab(zoo(name), *F32, "--b", b)
+                self.assertEqual(j["mode"], "free")
+                self.assertEqual(j["logits"]["max_abs"], 0, (name, b))
+                self.assertIsNone(j["first_difference"])
+            self.assertEqual(j["b"]["settings"], {"chunk": "7", "batch": "2"})
+
+    def test_golden_files(self):
+        for name in ("v2lite", "v3", "glm5", "glm52-shared"):
+            golden = ("--golden", os.path.join(ZOO, f"zoo-{name}.golden.gguf"))
+            for dtype in ("f32", "bf16"):
+                j = self.ab(zoo(name), *golden, "-s", f"kv.dtype={dtype}", ids=None)
+                self.assertGreater(j["logits"]["max_abs"], 0)
+                self.assertEqual(j["b"]["model"], golden[1])
+        path = os.path.join(self.tmp, "rounded.gguf")
+        self.good("run", "-m", zoo("v3"), "-p", "abcdefghijkl", "-n", "1", *F32, "-s", "plugin.ref.round=bf16", "--dump",
+                  "embd,blk.*.out,output_norm", "--dump-to", path)
+        self.ab(zoo("v3"), "--golden", path, *F32, rc=1, ids=None)
+        self.ab(zoo("v3"), "--golden", path, *F32, "--baseline", "bf16", ids=None)
+
+    def test_thresholds_gate(self):
+        args = ("--mode", "free", "--b", "plugin.ref.round=bf16")
+        kl = self.ab(zoo("v3"), *args)["logits"]
+        self.assertGreater(kl["kl"], 0)
+        self.ab(zoo("v3"), *args, "--max-kl", str(kl["kl"] * 1.01), "--max-abs", str(kl["max_abs"] * 1.01))
+        self.ab(zoo("v3"), *args, "--max-kl", str(kl["kl"] * 0.99), rc=1)
+        self.ab(zoo("v3"), *args, "--max-abs", str(kl["max_abs"] * 0.99), rc=1)
+
+    def test_model_files_differ(self):
+        q8 = os.path.join(self.tmp, "q8.gguf")
+        self.good("quantize", zoo("v3"), q8, "Q8_0")
+        j = self.ab(zoo("v3"), "--model-b", q8, *F32, rc=1)
+        self.assertEqual((j["first_difference"]["op"], j["b"]["model"]), ("embed", q8))
+        self.assertIn(("quant", "fail"), {(o["slot"], o["status"]) for o in j["ops"]})
+        j = self.ab(zoo("v3"), "--model-b", q8, *F32, "--mode", "free", "--max-kl", "0.1")
+        self.assertGreater(j["logits"]["kl"], 0)
+
+    def test_times_and_costs(self):
+        j = self.ab(MODEL, "-n", "4")
+        for o in j["ops"]:
+            for side in ("time_a_us", "time_b_us"):
+                self.assertLessEqual(o[side]["lo"], o[side]["median"])
+                self.assertLessEqual(o[side]["median"], o[side]["hi"])
+            self.assertGreater(o["bytes"], 0)
+            if o["slot"] == "quant":
+                self.assertGreater(o["flops"], 0)
+        by = {(o["slot"], o["op"]): o for o in j["timing"]["by_op"]}
+        self.assertGreater(by["quant", "matmul"]["a_us"], 0)
+        self.assertGreater(j["timing"]["a_s"], 0)
+        self.assertGreater(j["memory"]["a"]["cache"], 0)
+
+    def test_table(self):
+        r = run("ab", "-m", zoo("v3"), "--ids", IDS, "--b", "kv.dtype=f32")
+        self.assertEqual(r.rc, 0, r)
+        text = r.out.decode()
+        self.assertTrue(r.err.startswith(b"side A: cache "), r)
+        self.assertIn(b"\nside B: cache ", r.err)
+        self.assertIn("blk.0.attn.cache", text)
+        self.assertIn("\nfirst difference: mla.common.cache_write", text)
+        self.assertIn("\nPASS: ", text)
+
+    def test_report(self):
+        page = os.path.join(self.tmp, "ab.html")
+        self.ab(zoo("v3"), "--html", page)
+        with open(page, encoding="utf-8") as f:
+            self.assertIn("</html>", f.read())
+
+    def test_refusals(self):
+        v3 = ("ab", "-m", zoo("v3"), "--ids", "1,2,3")
+        for args, says in (
+                (("--mode", "half"), "shadow or free"),
+                (("--baseline", "f64"), "auto, none, bf16 or f16"),
+                (("--b", "chunk=0"), "from 1 to 65536"),
+                (("--b", "kv.dtypo=f32"), "did you mean dtype"),
+                (("--b", "chunk=2", "--mode", "shadow"), "--mode free"),
+                (("--b", "engine.ctx=32"), "engine.ctx"),
+                (("-p", "x"), "one place only"),
+                (("--dump", "blk.0.nowhere"), "no tap matches"),
+                (("--golden", os.path.join(ZOO, "zoo-v3.golden.gguf")), "one place only")):
+            r = run(*v3, *args)
+            self.assertEqual((r.rc, r.out), (2, b""), r)
+            self.assertIn(says.encode(), r.err.splitlines()[-1], r)
+        self.refused("ab", "-m", zoo("v3"), "--ids", "1,x", says=("x",))
+        self.refused("ab", "-m", zoo("v3"), "--ids", "1,999", says=("263",))
+        r = run("ab", "-m", zoo("v3"), "--model-b", zoo("glm5"), "--ids", "1,2")
+        self.assertEqual((r.rc, r.out), (2, b""), r)
+        self.assertIn(b"--mode free", r.err, r)
+
+
+class Dump(CliCase):
+    NAMES = "embd,blk.*.out,output_norm,blk.2.moe.ids"
+
+    def test_a_run_is_a_golden_file(self):
+        path = os.path.join(self.tmp, "run.gguf")
+        for model in (MODEL, zoo("v3")):
+            self.good("run", "-m", model, "-p", "1 2 3 4", "-n", "6", "--temp", "0", "--dump", self.NAMES, "--dump-to",
+                      path)
+            j = self.good_json("verify", "-m", model, "--golden", path)
+            self.assertEqual((j["pass"], j["max_abs"]), (True, 0))
+            self.assertGreater(len(j["prompts"][0]["hidden_max_abs"]), 2)
+            self.assertEqual(j["greedy_match"], j["greedy_total"])
+            self.assertGreater(j["greedy_total"], 0)
+            self.good_json("ab", "-m", model, "--golden", path)
+
+    def test_taps_lie_in_the_file(self):
+        path = os.path.join(self.tmp, "ab.gguf")
+        self.good("ab", "-m", zoo("v3"), "--ids", IDS, "-n", "2", "--dump", self.NAMES, "--dump-to", path)
+        names = {t["name"]: t for t in self.good_json("inspect", path, "--tensors")["tensors"]}
+        self.assertIn("0.tap.blk.2.moe.ids", names)
+        self.assertIn("0.tap.blk.2.moe.ids.pos", names)
+        self.assertIn("0.hidden.0", names)
+        j = self.good_json("verify", "-m", zoo("v3"), "--golden", path, "--max-abs", "0.01")
+        self.assertIs(j["pass"], True)
+
+    def test_some_taps_only(self):
+        path = os.path.join(self.tmp, "some.gguf")
+        self.good("run", "-m", zoo("v3"), "-p", "abc", "-n", "1", "--dump", "blk.2.attn.kv", "--dump-to", path)
+        j = self.good_json("verify", "-m", zoo("v3"), "--golden", path)
+        self.assertEqual(j["prompts"][0]["hidden_max_abs"], [])
+
+    def test_refusals(self):
+        self.refused("run", "-m", zoo("v3"), "-p", "abc", "--dump", "blk.0.atn.kv", says=("attn.kv",))
+        r = run("run", "-m", zoo("v3"), "-p", "abc", "-n", "1", "--dump", "embd", "--dump-to",
+                os.path.join(self.tmp, "no", "folder.gguf"))
+        self.assertEqual(r.rc, 2, r)
+        self.assertIn(b"folder", r.err, r)
+
+
+if __name__ == "__main__":
+    main()
