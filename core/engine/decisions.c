@@ -398,7 +398,10 @@ int32_t bp_decision_reason(const struct bp_decisions *d, uint32_t i, uint32_t j,
                                        .critical = r->r.critical,
                                        .got = r->r.got,
                                        .want_lo = r->r.want_lo,
-                                       .want_hi = r->r.want_hi};
+                                       .want_hi = r->r.want_hi,
+                                       .got_name = bpi_reason_number_name(&r->r, r->r.got),
+                                       .want_lo_name = bpi_reason_number_name(&r->r, r->r.want_lo),
+                                       .want_hi_name = bpi_reason_number_name(&r->r, r->r.want_hi)};
     return BP_OK;
 }
 

@@ -138,6 +138,7 @@ struct bpi_step {
     uint32_t *logit_first;        /* (n_items) first logits row of an item */
     uint32_t *logit_count;        /* (n_items) */
     uint32_t *logit_row;          /* (n_logits) batch row */
+    uint64_t n_call;              /* launches so far: the low part of their correlation ids */
 };
 
 /* Intermediates that can be tapped. X(id, name, rows) - rows: T all tokens, R decode rows, L logits rows. */
@@ -380,8 +381,8 @@ uint64_t bpi_step_meta_bytes(const struct bp_session *s); /* staging for the lar
 int32_t bpi_step_forward(struct bp_session *s, struct bp_error *err);
 int32_t bpi_step_attention(struct bp_session *s, uint32_t layer, struct bp_error *err);
 int32_t bpi_step_ffn(struct bp_session *s, uint32_t layer, struct bp_error *err);
-struct bp_launch bpi_step_launch(const struct bp_session *s, const struct bpi_bound *op,
-                                 int32_t layer);
+/* Each has a correlation id of its own. */
+struct bp_launch bpi_step_launch(struct bp_session *s, const struct bpi_bound *op, int32_t layer);
 
 /* One site: y[i] = W_i rms(x) (or silu_mul, or + residual), composed from plain ops where the provider wants it. dense:
  * the ops that compose. norm_w: with the rms prologue. x (n, cols), y[i] (n, rows_i). */

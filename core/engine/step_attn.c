@@ -229,6 +229,7 @@ static int32_t gather_phase(struct bp_session *s, uint32_t il, const struct bp_m
                                    .k_pe = g.k_pe,
                                    .k = *k,
                                    .v = *v};
+    launch = bpi_step_launch(s, l->common, (int32_t)il);
     return BPI_OP(s, l->common, bp_mla_common_ops, expand, BP_MLA_OP_EXPAND, &launch, &e);
 }
 

@@ -54,6 +54,7 @@ static int32_t moe_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)
                                 .gates = r.weights,
                                 .y = x,
                                 .accumulate = 1};
+    launch = bpi_step_launch(s, l->moe, layer);
     return BPI_OP(s, l->moe, bp_moe_ops, run, BP_MOE_OP_RUN, &launch, &a);
 }
 

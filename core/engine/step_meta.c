@@ -177,6 +177,7 @@ static void build_common(struct bp_session *s, const struct bp_step_item *items,
     struct bp_mla_meta *m = &s->step.common;
     m->h = (struct bp_hdr)BP_HDR(struct bp_mla_meta, rope_sin);
     m->epoch = ++s->epoch;
+    s->step.n_call = 0;
     m->n_seqs = n_items;
     m->block_tok = s->block_tok;
     m->table_stride = bpi_kv_table_width(s->kv);

@@ -4,8 +4,9 @@
 #include "engine/session_priv.h"
 #include <string.h>
 
-struct bp_launch bpi_step_launch(const struct bp_session *s, const struct bpi_bound *op,
-                                 int32_t layer)
+enum { CORR_CALL_BITS = 24 }; /* plugin.h says so */
+
+struct bp_launch bpi_step_launch(struct bp_session *s, const struct bpi_bound *op, int32_t layer)
 {
     return (struct bp_launch){.h = BP_HDR(struct bp_launch, reserved),
                               .dev = op->on_host ? &s->host : &s->device,
@@ -15,6 +16,7 @@ struct bp_launch bpi_step_launch(const struct bp_session *s, const struct bpi_bo
                               .pinned = op->pinned,
                               .scratch_bytes = s->scratch_bytes,
                               .epoch = s->epoch,
+                              .corr = (s->epoch << CORR_CALL_BITS) + ++s->step.n_call,
                               .layer = layer};
 }
 

@@ -38,6 +38,7 @@ struct bpi_candidate {
                                         * that mends it (loader/plugin_file.h), alive as long as the loader; else NULL */
     uint32_t on_host;                  /* 1: computes on the host although the rank's device is another */
     uint32_t declines_device;          /* 1: it was not asked, because it has no op for the rank's device */
+    uint32_t broken, reserved;         /* 1: no answer as the ABI wants it, or no op: not a no, but a mistake in it */
 };
 
 /* Engine services that plugins get through bp_host. */
@@ -90,7 +91,9 @@ void bpi_loader_ask(const struct bp_op_ref *op, const char *provider, const void
  * A provider without an op for `dev` may serve with one for the host, except devices themselves: at once where it is
  * named, under `auto` only when nobody serves on the device. Its candidate then says on_host.
  * Errors: BP_E_CONFIG when nobody serves, with slot, layer, and every provider's reasons in the text; BP_E_CONFIG or
- * BP_E_ABI when a plugin that is named cannot be used at all (with engine.fallback = warn it is passed over). */
+ * BP_E_ABI when a plugin that is named cannot be used at all, or its op is broken: one that fails to be made, a table or
+ * an answer that the ABI does not allow, whatever comes after it in the list (with engine.fallback = warn it is passed
+ * over with a warning). A NO with reasons lets the list go on. */
 int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,
                           const struct bp_device *dev, const void *problem, struct bpi_candidate *cands, size_t cap,
                           size_t *n_cands, size_t *chosen, struct bp_op_ref *out, struct bp_error *err);
@@ -102,8 +105,11 @@ size_t bpi_loader_names(const struct bpi_loader *l, const char *slot, const char
 /* Version and file of a provider or wrapper; "" where unknown, and the file of what is built in. */
 void bpi_loader_about(const struct bpi_loader *l, const char *name, const char **version, const char **file);
 
-/* "DTYPE kv_dtype: got 2, want 1..1 (text)" for messages and tables. */
+/* "SHAPE kv_rank: got 2, want 1..1 (text)", "DTYPE kv_dtype: got f16 (2), want f32 (1) (text)" for messages and tables. */
 void bpi_loader_format_reason(const struct bp_reason *r, struct bpi_buf *b);
 const char *bpi_reason_name(uint32_t code);
+/* The name of a number in a reason: of a dtype where code and field say that it is one ("kv_dtype"), of a type of GGUF
+ * files likewise ("w.type"); else NULL. */
+const char *bpi_reason_number_name(const struct bp_reason *r, int64_t number);
 
 #endif

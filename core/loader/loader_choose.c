@@ -35,12 +35,14 @@ void bpi_loader_ask(const struct bp_op_ref *op, const char *provider, const void
         (void)snprintf(text, sizeof text, "supports() returned %s with level %u",
                        bpi_status_name(rc), c->verdict.level);
         bpi_candidate_refuse(c, BP_R_SELFTEST, "", text);
+        c->broken = 1;
         return;
     }
     const char *missing = c->verdict.level != BP_V_NO ? bpi_table_missing(op->vt, problem) : NULL;
     if (missing != NULL) {
         (void)snprintf(text, sizeof text, "says yes, but its op table has no %s()", missing);
         bpi_candidate_refuse(c, BP_R_ABI, "", text);
+        c->broken = 1;
     }
 }
 
@@ -57,6 +59,7 @@ struct walk {
     size_t cap, n, won;
     struct bp_op_ref op; /* of the winner, which is cands[won] */
     bool found;
+    bool named; /* the provider that is asked stands in the list by its name, not by `auto` */
     char where[96];
 };
 
@@ -82,6 +85,30 @@ static struct bpi_candidate *next_candidate(struct walk *w, const char *provider
     return c;
 }
 
+static bool falls_back(const struct walk *w)
+{
+    const struct bpi_config *config = w->l->env.config;
+    return config != NULL && strcmp(bpi_config_str(config, "engine", "fallback"), "warn") == 0;
+}
+
+/* A provider that answers, but not as the ABI says, or fails to make its op: a mistake to be mended and not a no. Named, it
+ * ends the walk; else it is passed over, once with a warning. */
+static int32_t pass_over(const struct walk *w, const struct bpi_candidate *c, int32_t rc,
+                         const char *text, struct bp_error *err)
+{
+    if (w->named && !falls_back(w)) {
+        return bpi_fail(err, rc == BP_E_ABI ? BP_E_ABI : BP_E_CONFIG, "loader", w->where,
+                        "plugin %s cannot be used: %s (%s)", c->provider, text,
+                        bpi_reason_name(c->reasons[0].code));
+    }
+    struct bpi_plugin *p = bpi_loader_find(w->l, c->provider);
+    if (p == NULL || p->told) return BP_OK;
+    p->told = 1;
+    bpi_logf(w->l->env.log, BPI_LOG_WARN, "loader", "%s: plugin %s is passed over: %s (%s)",
+             w->where, c->provider, text, bpi_reason_name(c->reasons[0].code));
+    return BP_OK;
+}
+
 /* Gets the op on one device, in its wrappers, and asks it. */
 static int32_t ask_on(struct walk *w, const char *provider, const struct bp_device *dev,
                       struct bpi_candidate *c, struct bp_error *err)
@@ -95,10 +122,13 @@ static int32_t ask_on(struct walk *w, const char *provider, const struct bp_devi
         /* Wrappers may have a say in the answer, and what is wrong with them is no fault of the provider. */
         BP_TRY(bpi_loader_wrap(w->l, w->slot, w->iface, w->layer, dev, &w->op, err));
         bpi_loader_ask(&w->op, provider, w->problem, c);
+        if (c->broken) BP_TRY(pass_over(w, c, BP_E_ABI, c->reasons[0].text, err));
     } else {
         uint32_t code = rc == BP_E_ABI ? BP_R_ABI : rc == BP_DECLINED ? BP_R_FEATURE : BP_R_LOAD;
         bpi_candidate_refuse(c, code, "", why.msg);
         c->declines_device = rc == BP_DECLINED;
+        c->broken = rc != BP_DECLINED;
+        if (c->broken) BP_TRY(pass_over(w, c, rc, why.msg, err));
     }
     w->found = c->verdict.level != BP_V_NO;
     w->won = (size_t)(c - w->cands);
@@ -119,6 +149,7 @@ static int32_t ask_on_host(struct walk *w, struct bpi_candidate *c, struct bp_er
 static int32_t ask_plugin(struct walk *w, const struct bpi_plugin *p, bool named,
                           struct bp_error *err)
 {
+    w->named = named;
     struct bpi_candidate *c = next_candidate(w, p->name, err);
     struct bpi_refusal unfit;
     if (c == NULL) return BP_E_LIMIT;
@@ -191,14 +222,9 @@ static int32_t ask_all(struct walk *w, struct bp_error *err)
             continue;
         BP_TRY(ask_plugin(w, p, false, err));
     }
+    w->named = false;
     for (size_t i = 0; i < w->n && !w->found; ++i) BP_TRY(ask_on_host(w, &w->cands[i], err));
     return BP_OK;
-}
-
-static bool falls_back(const struct walk *w)
-{
-    const struct bpi_config *config = w->l->env.config;
-    return config != NULL && strcmp(bpi_config_str(config, "engine", "fallback"), "warn") == 0;
 }
 
 static int32_t refuse_wrapper(const struct walk *w, const char *name, struct bp_error *err)

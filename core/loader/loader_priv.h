@@ -16,6 +16,7 @@ struct bpi_plugin {
     struct bpi_plugin *older;
     _Atomic uint64_t used_bytes,
         peak_bytes; /* host memory that it holds, and the most it ever held */
+    uint32_t told, reserved; /* 1: that it was passed over as broken was said */
 };
 
 /* One created op: a plugin's interface on one device, or a wrapper around another such op. */

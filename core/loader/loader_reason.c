@@ -1,6 +1,9 @@
 /* loader_reason.c - reasons in words. Threads: pure. SPDX-License-Identifier: MIT */
 #include "loader/loader_priv.h"
 
+#include "backplane/sdk_tensor.h"
+#include "gguf/gguf_types.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,10 +37,50 @@ static void copy_begin(char *out, size_t cap, const char *s)
     if (n >= cap) memcpy(out + cap - 4, "...", 4);
 }
 
+static const char *gguf_name(uint32_t type)
+{
+    static const char *const names[BP_GGUF_COUNT] = {
+#define ROW(name, elems, bytes) [BP_GGUF_##name] = #name,
+        BPI_GGUF_TYPE_MAP(ROW)
+#undef ROW
+    };
+    return type < BP_GGUF_COUNT ? names[type] : NULL;
+}
+
+const char *bpi_reason_number_name(const struct bp_reason *r, int64_t number)
+{
+    char field[sizeof r->field + 1];
+    (void)snprintf(field, sizeof field, "%.*s", text_len(r->field, sizeof r->field), r->field);
+    if (number < 0 || number >= BP_GGUF_COUNT) return NULL;
+    if (r->code == BP_R_QUANT && strstr(field, "type") != NULL) return gguf_name((uint32_t)number);
+    if (r->code != BP_R_DTYPE || strstr(field, "dtype") == NULL || number > BP_DT_U32) return NULL;
+    return bp_dtype_name((uint32_t)number);
+}
+
+/* Types, which have no order that means anything to people: names, and the numbers beside them. */
+static bool put_names(const struct bp_reason *r, struct bpi_buf *b)
+{
+    const char *got = bpi_reason_number_name(r, r->got),
+               *lo = bpi_reason_number_name(r, r->want_lo),
+               *hi = bpi_reason_number_name(r, r->want_hi);
+    if (lo == NULL || hi == NULL) return false;
+    if (got != NULL)
+        bpi_buf_printf(b, "got %s (%lld)", got, (long long)r->got);
+    else
+        bpi_buf_printf(b, "got %lld", (long long)r->got);
+    if (r->want_lo == r->want_hi)
+        bpi_buf_printf(b, ", want %s (%lld)", lo, (long long)r->want_lo);
+    else
+        bpi_buf_printf(b, ", want %s..%s (%lld..%lld)", lo, hi, (long long)r->want_lo,
+                       (long long)r->want_hi);
+    return true;
+}
+
 /* Ids of layouts and extensions are hashes, which have no range; an end that is open is not a number to read. */
 static void put_numbers(const struct bp_reason *r, struct bpi_buf *b)
 {
     const long long got = (long long)r->got, lo = (long long)r->want_lo, hi = (long long)r->want_hi;
+    if (put_names(r, b)) return;
     if (r->code == BP_R_LAYOUT || r->code == BP_R_EXT)
         bpi_buf_printf(b, "got id %016llx", (unsigned long long)r->got);
     else if (r->want_lo == INT64_MIN)

@@ -10,14 +10,14 @@ static const struct bp_cfg_key keys[] = {
 
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
-    struct check_plugin *p = bp_alloc(host, 1, sizeof *p);
+    struct check_plugin *p = bp_mem_alloc(host, 1, sizeof *p);
     if (p == NULL)
         return bp_error_set(err, BP_E_NOMEM, CHECK_NAME, "open", "no memory for the state");
     p->host = host;
     int32_t rc = bp_cfg_bool(host, "guards", 1, &p->guards);
     if (rc == BP_OK) rc = bp_cfg_bool(host, "inputs", 1, &p->inputs);
     if (rc != BP_OK) {
-        bp_free(host, p);
+        bp_mem_free(host, p);
         return bp_error_set(err, BP_E_CONFIG, CHECK_NAME, "[plugin.check]",
                             "guards or inputs cannot be read; they are yes or no");
     }
@@ -28,7 +28,7 @@ static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_
 static void plugin_close(void *plugin)
 {
     struct check_plugin *p = plugin;
-    bp_free(p->host, p);
+    bp_mem_free(p->host, p);
 }
 
 static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
@@ -51,7 +51,7 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
                             "check reads tensors with the CPU, and those of this op lie on another "
                             "device");
     }
-    struct check_op *o = bp_alloc(p->host, 1, sizeof *o);
+    struct check_op *o = bp_mem_alloc(p->host, 1, sizeof *o);
     if (o == NULL)
         return bp_error_set(err, BP_E_NOMEM, CHECK_NAME, entry->iface, "no memory for the wrapper");
     o->plugin = p;
@@ -85,7 +85,7 @@ static void plugin_op_destroy(void *plugin, struct bp_op_ref *op)
         bp_text_add(&t, parts[i].what);
     }
     if (o->n_calls != 0) bp_log(p->host, BP_LOG_INFO, line);
-    bp_free(p->host, o);
+    bp_mem_free(p->host, o);
     op->vt = NULL;
     op->self = NULL;
 }

@@ -14,7 +14,7 @@ static const struct bp_cfg_key keys[] = {
 
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
-    struct trace_plugin *p = bp_alloc(host, 1, sizeof *p);
+    struct trace_plugin *p = bp_mem_alloc(host, 1, sizeof *p);
     if (p == NULL)
         return bp_error_set(err, BP_E_NOMEM, TRACE_NAME, "open", "no memory for the state");
     p->host = host;
@@ -23,7 +23,7 @@ static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_
     if (rc == BP_OK) rc = bp_cfg_i64(host, "events", DEFAULT_EVENTS, &p->cap);
     if (rc == BP_OK) rc = bp_cfg_bool(host, "shapes", 0, &p->want_shapes);
     if (rc != BP_OK) {
-        bp_free(host, p);
+        bp_mem_free(host, p);
         return bp_error_set(err, BP_E_CONFIG, TRACE_NAME, "[plugin.trace]",
                             "out, events or shapes cannot be read; out takes at most 511 bytes");
     }
@@ -33,9 +33,9 @@ static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_
 
 static void free_op(const struct bp_host *host, struct trace_op *o)
 {
-    bp_free(host, o->spans);
-    bp_free(host, o->shapes);
-    bp_free(host, o);
+    bp_mem_free(host, o->spans);
+    bp_mem_free(host, o->shapes);
+    bp_mem_free(host, o);
 }
 
 static void plugin_close(void *plugin)
@@ -47,7 +47,7 @@ static void plugin_close(void *plugin)
         p->newest = o->older;
         free_op(p->host, o);
     }
-    bp_free(p->host, p);
+    bp_mem_free(p->host, p);
 }
 
 static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
@@ -67,11 +67,11 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
     }
     int32_t rc = trace_file_open(p, err);
     if (rc != BP_OK) return rc;
-    struct trace_op *o = bp_alloc(p->host, 1, sizeof *o);
+    struct trace_op *o = bp_mem_alloc(p->host, 1, sizeof *o);
     if (o != NULL) {
         o->cap = (uint64_t)p->cap;
-        o->spans = bp_alloc(p->host, o->cap, sizeof *o->spans);
-        if (p->want_shapes) o->shapes = bp_alloc(p->host, o->cap, sizeof *o->shapes);
+        o->spans = bp_mem_alloc(p->host, o->cap, sizeof *o->spans);
+        if (p->want_shapes) o->shapes = bp_mem_alloc(p->host, o->cap, sizeof *o->shapes);
     }
     if (o == NULL || o->spans == NULL || (p->want_shapes && o->shapes == NULL)) {
         if (o != NULL) free_op(p->host, o);

@@ -188,8 +188,8 @@ void trace_file_finish(struct trace_plugin *p)
 {
     static const char head[] = "{\"traceEvents\":[";
     if (p->fd < 0) return;
-    struct sink *s = bp_alloc(p->host, 1, sizeof *s);
-    struct threads *all = bp_alloc(p->host, 1, sizeof *all);
+    struct sink *s = bp_mem_alloc(p->host, 1, sizeof *s);
+    struct threads *all = bp_mem_alloc(p->host, 1, sizeof *all);
     uint32_t n_written = 0;
     uint64_t n_dropped = 0;
     int32_t enqueue_only = 0, bad = s == NULL || all == NULL;
@@ -216,6 +216,6 @@ void trace_file_finish(struct trace_plugin *p)
     } else {
         say(p, BP_LOG_INFO, "", n_written, " spans written to ", n_dropped);
     }
-    bp_free(p->host, s);
-    bp_free(p->host, all);
+    bp_mem_free(p->host, s);
+    bp_mem_free(p->host, all);
 }

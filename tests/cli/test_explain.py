@@ -84,7 +84,8 @@ class Explain(CliCase):
         self.assertEqual([x["slot"] for x in s], ["device"])
         self.assertEqual(s[0]["candidates"][0]["verdict"], "no")
         reason = s[0]["candidates"][0]["reasons"][0]
-        self.assertEqual(set(reason), {"code", "number", "field", "got", "want_lo", "want_hi", "critical", "text"})
+        self.assertEqual(set(reason), {"code", "number", "field", "got", "want_lo", "want_hi", "got_name",
+                                       "want_lo_name", "want_hi_name", "critical", "text"})
         self.assertTrue(reason["text"])
 
     def test_bad_input(self):

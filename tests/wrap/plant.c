@@ -107,14 +107,14 @@ static const struct bp_cfg_key keys[] = {
 
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
-    struct plugin *p = bp_alloc(host, 1, sizeof *p);
+    struct plugin *p = bp_mem_alloc(host, 1, sizeof *p);
     if (p == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory");
     p->host = host;
     int32_t rc = bp_cfg_choice(host, "fault", fault_names, BP_LEN(fault_names), 0, &p->fault);
     if (rc == BP_OK) rc = bp_cfg_i64(host, "layer", 0, &p->layer);
     if (rc == BP_OK) rc = bp_cfg_i64(host, "row", 0, &p->row);
     if (rc != BP_OK) {
-        bp_free(host, p);
+        bp_mem_free(host, p);
         return bp_error_set(err, rc, NAME, "open", "bad keys");
     }
     *plugin = p;
@@ -124,7 +124,7 @@ static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_
 static void plugin_close(void *plugin)
 {
     struct plugin *p = plugin;
-    bp_free(p->host, p);
+    bp_mem_free(p->host, p);
 }
 
 static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
@@ -135,7 +135,7 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
     const int quant = strcmp(entry->iface, "bp.quant") == 0;
     (void)dev;
     if (n_inner != 1) return bp_error_set(err, BP_E_ARG, NAME, entry->iface, "one inner op");
-    struct op *o = bp_alloc(p->host, 1, sizeof *o);
+    struct op *o = bp_mem_alloc(p->host, 1, sizeof *o);
     if (o == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, entry->iface, "no memory");
     o->plugin = p;
     o->inner = inner[0];
@@ -147,7 +147,7 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
 static void plugin_op_destroy(void *plugin, struct bp_op_ref *op)
 {
     struct plugin *p = plugin;
-    bp_free(p->host, op->self);
+    bp_mem_free(p->host, op->self);
     op->self = NULL;
 }
 

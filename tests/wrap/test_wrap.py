@@ -101,6 +101,28 @@ class Wrap(CliCase):
                      "bp.mla.index.select", "bp.mla.common.absorb", "bp.moe.route", "bp.device.copy"):
             self.assertIn(name, got)
 
+    def test_correlation_ids(self):
+        """Every call of a step has an id of its own: the step's number above the call's, both counted from 1."""
+        trace, _, _ = self.traced(*wrap("trace"))
+        ids = {}
+        for e in trace["traceEvents"]:
+            if e["args"]["corr"] != 0:
+                ids.setdefault(e["args"]["corr"], []).append(e)
+            else:  # questions and weights at start-up, and the device, which belong to no step
+                self.assertNotRegex(e["name"], r"\.(run|plan|matmul|rms|rope|embed|route|select|absorb|cache_write)$")
+        for corr, events in ids.items():
+            names = sorted(e["name"] for e in events)
+            self.assertTrue(len(names) == 1 or (len(names) == 2 and names[0].replace(".plan", ".run") == names[1]), names)
+        steps = sorted({corr >> 24 for corr in ids})
+        self.assertGreater(len(steps), 1)
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
+        for step in steps:
+            calls = sorted(corr & 0xffffff for corr in ids if corr >> 24 == step)
+            self.assertEqual(calls, list(range(1, len(calls) + 1)))
+        # In the order of time, they only grow.
+        timed = [e["args"]["corr"] for e in sorted(trace["traceEvents"], key=lambda e: e["ts"]) if e["args"]["corr"] != 0]
+        self.assertEqual(timed, sorted(timed))
+
     def test_spans_agree_with_check(self):
         trace, log, _ = self.traced(*wrap("trace, check", ["mla.decode"]))
         runs = sum(e["name"] == "bp.mla.decode.run" for e in trace["traceEvents"])

@@ -36,10 +36,15 @@ static void layers_text(int32_t begin, int32_t end, char out[32])
 
 /* ---- JSON ---- */
 
+static json_t *name_or_null(const char *s)
+{
+    return s != NULL ? text(s) : json_null();
+}
+
 static json_t *reasons_json(const struct bp_decisions *d, uint32_t i, uint32_t j)
 {
     json_t *a = json_array();
-    struct bp_decision_reason r = {.h = BP_HDR(struct bp_decision_reason, want_hi)};
+    struct bp_decision_reason r = {.h = BP_HDR(struct bp_decision_reason, want_hi_name)};
     for (uint32_t k = 0; bp_decision_reason(d, i, j, k, &r) == BP_OK; ++k) {
         json_t *o = json_object();
         const bool numbers = r.field[0] != '\0';
@@ -49,6 +54,9 @@ static json_t *reasons_json(const struct bp_decisions *d, uint32_t i, uint32_t j
         json_object_set_new(o, "got", numbers ? json_integer(r.got) : json_null());
         json_object_set_new(o, "want_lo", numbers ? json_integer(r.want_lo) : json_null());
         json_object_set_new(o, "want_hi", numbers ? json_integer(r.want_hi) : json_null());
+        json_object_set_new(o, "got_name", name_or_null(r.got_name));
+        json_object_set_new(o, "want_lo_name", name_or_null(r.want_lo_name));
+        json_object_set_new(o, "want_hi_name", name_or_null(r.want_hi_name));
         json_object_set_new(o, "critical", json_boolean(r.critical != 0));
         json_object_set_new(o, "text", text(r.text));
         json_array_append_new(a, o);
@@ -162,11 +170,26 @@ static void print_chosen(const struct bp_decision *r, double cost_us)
     if (r->on_host != 0) put("   on the host, tensors are carried");
 }
 
+static void print_types(const struct bp_decision_reason *r)
+{
+    const long long got = (long long)r->got, lo = (long long)r->want_lo, hi = (long long)r->want_hi;
+    if (r->got_name != NULL)
+        put(" %s: got %s (%lld)", r->field, r->got_name, got);
+    else
+        put(" %s: got %lld", r->field, got);
+    if (lo == hi)
+        put(", want %s (%lld)", r->want_lo_name, lo);
+    else
+        put(", want %s..%s (%lld..%lld)", r->want_lo_name, r->want_hi_name, lo, hi);
+}
+
 /* As in messages. Ids of layouts and extensions are hashes, which have no range. */
 static void print_numbers(const struct bp_decision_reason *r)
 {
     const long long got = (long long)r->got, lo = (long long)r->want_lo, hi = (long long)r->want_hi;
-    if (r->code == BP_R_LAYOUT || r->code == BP_R_EXT)
+    if (r->want_lo_name != NULL && r->want_hi_name != NULL)
+        print_types(r);
+    else if (r->code == BP_R_LAYOUT || r->code == BP_R_EXT)
         put(" %s: got id %016llx", r->field, (unsigned long long)r->got);
     else if (r->want_lo == INT64_MIN)
         put(" %s: got %lld, want at most %lld", r->field, got, hi);
@@ -178,7 +201,7 @@ static void print_numbers(const struct bp_decision_reason *r)
 
 static void print_reasons(const struct bp_decisions *d, uint32_t i, uint32_t j)
 {
-    struct bp_decision_reason r = {.h = BP_HDR(struct bp_decision_reason, want_hi)};
+    struct bp_decision_reason r = {.h = BP_HDR(struct bp_decision_reason, want_hi_name)};
     for (uint32_t k = 0; bp_decision_reason(d, i, j, k, &r) == BP_OK; ++k) {
         put("%s%s", k != 0 ? " | " : "   ", r.name);
         if (r.field[0] != '\0') print_numbers(&r);
@@ -295,7 +318,8 @@ const struct cli_command cli_cmd_explain = {
         "JSON: slots[] {slot, layers, what, chosen, wrappers[], on_host, capture, determinism,\n"
         "workspace {persistent, plan, scratch, pinned}, file_bytes, weight_bytes, candidates[]\n"
         "{name, verdict (no, degraded, yes, not asked), version, file, cost_us, reasons[] {code,\n"
-        "number, field, got, want_lo, want_hi, critical, text}, mend}}, kv {dtype, layout, asked,\n"
+        "number, field, got, want_lo, want_hi, got_name, want_lo_name, want_hi_name, critical, "
+        "text}, mend}}, kv {dtype, layout, asked,\n"
         "why, groups[] {layers, layout, index_layout, token_bytes, index_token_bytes}}, device\n"
         "{kind, ordinal, name}, plugins[] {name, version, file}, and error when a slot is left.",
     .options = NULL,

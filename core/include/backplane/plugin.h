@@ -117,7 +117,7 @@ BP_NOPAD(struct bp_verdict, cost_us);
 struct bp_workspace {
     struct bp_hdr h;
     uint64_t persistent_bytes, plan_bytes, scratch_bytes, pinned_bytes;
-    uint32_t align;             /* power of two, at least 64 */
+    uint32_t align;             /* power of two from 64 to 256, more is refused */
     uint32_t persistent_zeroed; /* 1: give it zeroed; the op leaves it as found */
 };
 BP_NOPAD(struct bp_workspace, persistent_zeroed);
@@ -132,7 +132,8 @@ struct bp_launch {
     void *persistent, *plan, *scratch, *pinned;
     uint64_t scratch_bytes;     /* at least what workspace() asked for */
     uint64_t epoch;             /* changes whenever a length or shape of the step changes */
-    uint64_t corr;              /* correlation id for traces */
+    uint64_t corr;              /* correlation id for traces: number of the step << 24 | number of the call in it,
+                                 * both from 1 in each session; a plan() has that of its run(). 0: none */
     uint32_t capturing;         /* 1 while a graph is being captured */
     uint32_t sm_limit;          /* 0 = use all */
     int32_t layer;              /* model layer, -1 outside of layers: for messages and traces */

@@ -309,14 +309,14 @@ static inline int32_t bp_cfg_bool(const struct bp_host *host, const char *key, i
     return rc;
 }
 
-/* bp_alloc - zeroed host memory for n elements of elem_bytes, 64-byte aligned; NULL on failure and on overflow.
- * Not in a step. bp_free accepts NULL. */
-static inline void *bp_alloc(const struct bp_host *host, uint64_t n, uint64_t elem_bytes)
+/* bp_mem_alloc - zeroed host memory for n elements of elem_bytes, 64-byte aligned; NULL on failure and on overflow.
+ * Not in a step. bp_mem_free accepts NULL. */
+static inline void *bp_mem_alloc(const struct bp_host *host, uint64_t n, uint64_t elem_bytes)
 {
     if (elem_bytes != 0 && n > UINT64_MAX / elem_bytes) return NULL;
     return host->mem_alloc(host->ctx, n * elem_bytes, 64);
 }
-static inline void bp_free(const struct bp_host *host, void *p)
+static inline void bp_mem_free(const struct bp_host *host, void *p)
 {
     host->mem_free(host->ctx, p);
 }

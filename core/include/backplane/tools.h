@@ -309,8 +309,9 @@ struct bp_decision_reason {
     const char *name, *field, *text; /* "DTYPE", "kv_dtype", ...; field "": the numbers mean nothing */
     uint32_t code, critical;         /* enum bp_reason_code; 0: only slows it down */
     int64_t got, want_lo, want_hi;
+    const char *got_name, *want_lo_name, *want_hi_name; /* of dtypes and types of weights; NULL: a plain number */
 };
-BP_NOPAD(struct bp_decision_reason, want_hi);
+BP_NOPAD(struct bp_decision_reason, want_hi_name);
 int32_t bp_decision_reason(const struct bp_decisions *d, uint32_t i, uint32_t j, uint32_t k,
                            struct bp_decision_reason *out);
 

@@ -227,7 +227,7 @@ static const struct bp_mla_decode_ops decode_ops = {
 /* Step 7: life of the plugin and of its ops. */
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
-    struct plugin *p = bp_alloc(host, 1, sizeof *p);
+    struct plugin *p = bp_mem_alloc(host, 1, sizeof *p);
     if (p == NULL)
         return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
     p->host = host;
@@ -238,7 +238,7 @@ static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_
 static void plugin_close(void *plugin)
 {
     struct plugin *p = plugin;
-    bp_free(p->host, p);
+    bp_mem_free(p->host, p);
 }
 
 static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,

@@ -86,7 +86,7 @@ static const struct bp_dense_ops dense_ops = {.base = BP_OP_BASE(struct bp_dense
 
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
-    struct plugin *p = bp_alloc(host, 1, sizeof *p);
+    struct plugin *p = bp_mem_alloc(host, 1, sizeof *p);
     if (p == NULL)
         return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
     p->host = host;
@@ -97,7 +97,7 @@ static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_
 static void plugin_close(void *plugin)
 {
     struct plugin *p = plugin;
-    bp_free(p->host, p);
+    bp_mem_free(p->host, p);
 }
 
 /* The device is looked at in supports(), where a mismatch becomes a reason; here only its kind matters. */
@@ -119,7 +119,7 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
         return bp_error_set(err, BP_DECLINED, NAME, entry->iface,
                             "this op computes on CUDA devices; set engine.device = cuda:0");
     }
-    struct op *o = bp_alloc(p->host, 1, sizeof *o);
+    struct op *o = bp_mem_alloc(p->host, 1, sizeof *o);
     if (o == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, entry->iface, "no memory for the op");
     o->plugin = p;
     o->dev = dev;
@@ -131,7 +131,7 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
 static void plugin_op_destroy(void *plugin, struct bp_op_ref *op)
 {
     struct plugin *p = plugin;
-    bp_free(p->host, op->self);
+    bp_mem_free(p->host, op->self);
     op->vt = NULL;
     op->self = NULL;
 }

@@ -54,7 +54,7 @@ static const struct bp_quant_ops quant_ops = {
 
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
-    struct plugin *p = bp_alloc(host, 1, sizeof *p);
+    struct plugin *p = bp_mem_alloc(host, 1, sizeof *p);
     if (p == NULL)
         return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
     p->host = host;
@@ -65,7 +65,7 @@ static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_
 static void plugin_close(void *plugin)
 {
     struct plugin *p = plugin;
-    bp_free(p->host, p);
+    bp_mem_free(p->host, p);
 }
 
 static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
@@ -83,7 +83,7 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
         return bp_error_number(err, BP_E_ARG, NAME, entry->iface,
                                "a wrapper takes one inner op, and ", n_inner, " were given");
     }
-    struct op *o = bp_alloc(p->host, 1, sizeof *o);
+    struct op *o = bp_mem_alloc(p->host, 1, sizeof *o);
     if (o == NULL)
         return bp_error_set(err, BP_E_NOMEM, NAME, entry->iface, "no memory for the wrapper");
     o->plugin = p;
@@ -108,7 +108,7 @@ static void plugin_op_destroy(void *plugin, struct bp_op_ref *op)
     bp_text_u64(&t, o->n_failed);
     bp_text_add(&t, " failed");
     bp_log(p->host, BP_LOG_INFO, line);
-    bp_free(p->host, o);
+    bp_mem_free(p->host, o);
     op->vt = NULL;
     op->self = NULL;
 }

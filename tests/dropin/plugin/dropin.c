@@ -186,12 +186,12 @@ static const struct bp_cfg_key keys[] = {
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
     static const char *const faults[] = {"none", "decode", "matmul"};
-    struct dropin *d = bp_alloc(host, 1, sizeof *d);
+    struct dropin *d = bp_mem_alloc(host, 1, sizeof *d);
     if (d == NULL)
         return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
     d->host = host;
     if (bp_cfg_choice(host, "fault", faults, BP_LEN(faults), FAULT_NONE, &d->fault) != BP_OK) {
-        bp_free(host, d);
+        bp_mem_free(host, d);
         return bp_error_set(err, BP_E_CONFIG, NAME, "plugin.dropin.fault",
                             "takes none, decode or matmul");
     }
@@ -210,7 +210,7 @@ static void plugin_close(void *plugin)
     bp_text_add(&t, ", matmul ");
     bp_text_u64(&t, d->n_matmul);
     bp_log(d->host, BP_LOG_INFO, line);
-    bp_free(d->host, d);
+    bp_mem_free(d->host, d);
 }
 
 static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,

@@ -66,7 +66,7 @@ static int32_t quant_prepare(void *self, const struct bp_raw *raw, void **out,
     if (raw->type != BP_GGUF_Q8_0 || raw->begin[0] % BLOCK != 0 || raw->end[0] % BLOCK != 0)
         return bp_error_set(err, BP_DECLINED, NAME, raw->name,
                             "only whole blocks of Q8_0 are served");
-    struct weight *w = bp_alloc(d->host, 1, sizeof *w);
+    struct weight *w = bp_mem_alloc(d->host, 1, sizeof *w);
     if (w == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, raw->name, "no memory for a handle");
     w->row_bytes = raw->ne[0] / BLOCK * BLOCK_BYTES;
     w->first = (const unsigned char *)raw->data + raw->begin[1] * w->row_bytes +
@@ -84,7 +84,7 @@ static int32_t quant_prepare(void *self, const struct bp_raw *raw, void **out,
 
 static void quant_release(void *self, void *weight)
 {
-    bp_free(((const struct dropin *)self)->host, weight);
+    bp_mem_free(((const struct dropin *)self)->host, weight);
 }
 
 struct job {

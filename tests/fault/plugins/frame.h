@@ -136,8 +136,8 @@ static int32_t frame_open(const struct bp_host *host, void **plugin, struct bp_e
     int32_t rc = bp_cfg_i64(host, "number", 7, &number);
     if (rc != BP_OK && FAULT != F_ACCEPTS_BAD)
         return bp_error_set(err, rc, NAME, "open", "`number` is no whole number from 1 to 100");
-    if (FAULT == F_LEAKS_MEMORY) (void)bp_alloc(host, 1, 100);
-    struct state *s = bp_alloc(host, 1, sizeof *s);
+    if (FAULT == F_LEAKS_MEMORY) (void)bp_mem_alloc(host, 1, 100);
+    struct state *s = bp_mem_alloc(host, 1, sizeof *s);
     if (s == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin's state");
     s->host = host;
     s->number = number;
@@ -148,7 +148,7 @@ static int32_t frame_open(const struct bp_host *host, void **plugin, struct bp_e
 static void frame_close(void *plugin)
 {
     struct state *s = plugin;
-    bp_free(s->host, s);
+    bp_mem_free(s->host, s);
 }
 
 static int32_t frame_op_create(void *plugin, const struct bp_op_entry *entry, const struct bp_device *dev,
@@ -272,7 +272,7 @@ static int32_t misbehave_in_run(struct state *s, const struct bp_launch *l)
         (void)setlocale(LC_ALL, "C.UTF-8");
         break;
     case F_ALLOCATES:
-        bp_free(s->host, bp_alloc(s->host, 1, 64));
+        bp_mem_free(s->host, bp_mem_alloc(s->host, 1, 64));
         break;
     case F_PAST_SCRATCH:
         spoil(l->scratch, l->scratch_bytes);

@@ -64,9 +64,9 @@ static int32_t padded_run(void *self, const struct bp_launch *l, const struct bp
         return bp_error_set(err, BP_E_ARG, NAME, "mla.decode run",
                             "pads knows dense rows of F32 alone");
     }
-    struct padded *p = bp_alloc(host, 1, sizeof *p);
-    float *numbers = bp_alloc(host, n_q + n_out, sizeof *numbers);
-    int32_t *ints = bp_alloc(host, 2 * ((uint64_t)n + 1), sizeof *ints);
+    struct padded *p = bp_mem_alloc(host, 1, sizeof *p);
+    float *numbers = bp_mem_alloc(host, n_q + n_out, sizeof *numbers);
+    int32_t *ints = bp_mem_alloc(host, 2 * ((uint64_t)n + 1), sizeof *ints);
     int32_t rc = BP_E_NOMEM;
     if (p != NULL && numbers != NULL && ints != NULL) {
         p->meta = *a->meta;
@@ -86,9 +86,9 @@ static int32_t padded_run(void *self, const struct bp_launch *l, const struct bp
     } else {
         (void)bp_error_set(err, rc, NAME, "mla.decode run", "no memory for a row more");
     }
-    bp_free(host, p);
-    bp_free(host, numbers);
-    bp_free(host, ints);
+    bp_mem_free(host, p);
+    bp_mem_free(host, numbers);
+    bp_mem_free(host, ints);
     return rc;
 }
 
@@ -98,7 +98,7 @@ static const struct bp_mla_decode_ops decode_ops = {
 
 static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_error *err)
 {
-    struct plugin *p = bp_alloc(host, 1, sizeof *p);
+    struct plugin *p = bp_mem_alloc(host, 1, sizeof *p);
     if (p == NULL) return bp_error_set(err, BP_E_NOMEM, NAME, "open", "no memory for the plugin");
     p->host = host;
     *plugin = p;
@@ -108,7 +108,7 @@ static int32_t plugin_open(const struct bp_host *host, void **plugin, struct bp_
 static void plugin_close(void *plugin)
 {
     struct plugin *p = plugin;
-    bp_free(p->host, p);
+    bp_mem_free(p->host, p);
 }
 
 static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
@@ -121,7 +121,7 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
         return bp_error_set(err, BP_DECLINED, NAME, entry->iface,
                             "pads wraps one op of mla.decode, on the CPU");
     }
-    struct op *o = bp_alloc(p->host, 1, sizeof *o);
+    struct op *o = bp_mem_alloc(p->host, 1, sizeof *o);
     if (o == NULL)
         return bp_error_set(err, BP_E_NOMEM, NAME, entry->iface, "no memory for the wrapper");
     *o = (struct op){.plugin = p, .inner = inner[0]};
@@ -132,7 +132,7 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
 static void plugin_op_destroy(void *plugin, struct bp_op_ref *op)
 {
     struct plugin *p = plugin;
-    bp_free(p->host, op->self);
+    bp_mem_free(p->host, op->self);
     *op = (struct bp_op_ref){.vt = NULL, .self = NULL};
 }
 

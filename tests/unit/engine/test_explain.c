@@ -27,7 +27,7 @@ static struct bp_decision_candidate cand_of(const struct bp_decisions *d, uint32
 
 static struct bp_decision_reason reason_of(const struct bp_decisions *d, uint32_t i, uint32_t j)
 {
-    struct bp_decision_reason r = {.h = BP_HDR(struct bp_decision_reason, want_hi)};
+    struct bp_decision_reason r = {.h = BP_HDR(struct bp_decision_reason, want_hi_name)};
     ck_assert_int_eq(bp_decision_reason(d, i, j, 0, &r), BP_OK);
     return r;
 }

@@ -8,7 +8,7 @@ static uint32_t read_all(const struct bp_decisions *d)
 {
     struct bp_decision r = {.h = BP_HDR(struct bp_decision, weight_bytes)};
     struct bp_decision_candidate c = {.h = BP_HDR(struct bp_decision_candidate, cost_us)};
-    struct bp_decision_reason why = {.h = BP_HDR(struct bp_decision_reason, want_hi)};
+    struct bp_decision_reason why = {.h = BP_HDR(struct bp_decision_reason, want_hi_name)};
     uint32_t n = 0;
     for (uint32_t i = 0; bp_decision(d, i, &r) == BP_OK; ++i) {
         n += (uint32_t)(strlen(r.slot) + strlen(r.what) + strlen(r.wrappers));

@@ -84,7 +84,7 @@ START_TEST(auto_falls_through_and_says_so)
     ck_assert_uint_eq(c.cands[0].reasons[0].code, BP_R_DTYPE);
     ck_assert_ptr_nonnull(strstr(log_text, "slot quant, layer 5"));
     ck_assert_ptr_nonnull(strstr(log_text, "beta"));
-    ck_assert_ptr_nonnull(strstr(log_text, "DTYPE kv_dtype: got 2, want 1..1 (only F32)"));
+    ck_assert_ptr_nonnull(strstr(log_text, "DTYPE kv_dtype: got f16 (2), want f32 (1) (only F32)"));
     stand_close(&s);
 }
 END_TEST
@@ -116,7 +116,7 @@ START_TEST(named_alone_and_unable_is_an_error)
     ck_assert_uint_eq(c.chosen, 77); /* not written */
     says(&c.err, "slot quant, layer 7");
     says(&c.err, "alpha");
-    says(&c.err, "DTYPE kv_dtype: got 2, want 1..1 (only F32)");
+    says(&c.err, "DTYPE kv_dtype: got f16 (2), want f32 (1) (only F32)");
     says(&c.err, "VENDOR 1005 (the moon is full)");
     ck_assert_int_eq(fakes[1].n_asked, 0);
     stand_close(&s);
@@ -309,6 +309,102 @@ START_TEST(ops_that_cannot_be_made)
 }
 END_TEST
 
+/* What is broken in the first of two fakes, and what must be said about it. */
+static void break_first(int how)
+{
+    if (how == 0) fakes[0].table.base.iface = "bp.nothing";
+    if (how == 1) fakes[0].table.base.h.size = 8;
+    if (how == 2) fakes[0].table.matmul = NULL;
+    if (how == 3) fakes[0].level = 9;
+    if (how == 4) fakes[0].supports_rc = BP_E_DEVICE;
+    if (how == 5) fakes[0].create_rc = BP_E_DEVICE;
+}
+
+/* A no lets a list go on; what is broken ends it, because another provider would hide it. */
+static void named_and_broken(int how)
+{
+    static const char *const words[] = {"bp.nothing", "8 bytes",  "matmul()",
+                                        "level 9",    "E_DEVICE", "no such luck"};
+    struct stand s;
+    struct choice c;
+    stand_open(&s, "[slots]\nquant = alpha, beta\n");
+    register_both(&s);
+    break_first(how);
+    choose(&s, 4, &c);
+    ck_assert_int_eq(c.rc, how == 5 ? BP_E_CONFIG : BP_E_ABI);
+    says(&c.err, "slot quant, layer 4");
+    says(&c.err, "alpha cannot be used");
+    says(&c.err, words[how]);
+    ck_assert_int_eq(fakes[1].n_asked, 0);
+    stand_close(&s);
+
+    stand_open(&s, "[slots]\nquant = beta, alpha\n"); /* it is not come to */
+    register_both(&s);
+    break_first(how);
+    choose(&s, -1, &c);
+    takes(&c, "beta", 1);
+    stand_close(&s);
+
+    stand_open(&s, ""); /* nobody named it: it is passed over, and told once */
+    register_both(&s);
+    break_first(how);
+    for (int32_t layer = 0; layer < 3; ++layer) {
+        choose(&s, layer, &c);
+        takes(&c, "beta", 2);
+        ck_assert_uint_eq(c.cands[0].broken, 1);
+    }
+    const char *told = strstr(log_text, "alpha is passed over");
+    ck_assert_ptr_nonnull(told);
+    ck_assert_ptr_nonnull(strstr(told, words[how]));
+    ck_assert_ptr_null(strstr(told + 1, "alpha is passed over"));
+    stand_close(&s);
+
+    stand_open(&s, "[engine]\nfallback = warn\n[slots]\nquant = alpha\n");
+    register_both(&s);
+    break_first(how);
+    choose(&s, -1, &c);
+    takes(&c, "beta", 2);
+    ck_assert_ptr_nonnull(strstr(log_text, "1 loader: slot quant: plugin alpha is passed over"));
+    stand_close(&s);
+}
+
+START_TEST(named_and_broken_ends_the_list)
+{
+    for (int how = 0; how < 6; ++how) named_and_broken(how);
+}
+END_TEST
+
+/* Types by name; numbers that are no type, and fields that hold none, stay numbers. */
+START_TEST(types_have_names)
+{
+    static const struct {
+        struct bp_reason r;
+        const char *text;
+    } cases[] = {
+        {{BP_R_QUANT, 1, 30, 8, 8, "w.type", ""}, "QUANT w.type: got BF16 (30), want Q8_0 (8)"},
+        {{BP_R_QUANT, 1, 4, 0, 42, "type_k", ""}, "QUANT type_k: got 4, want F32..Q2_0 (0..42)"},
+        {{BP_R_QUANT, 1, 43, 8, 8, "type", ""}, "QUANT type: got 43, want Q8_0 (8)"},
+        {{BP_R_QUANT, 1, 8, 0, 43, "type", ""}, "QUANT type: got 8, want 0..43"},
+        {{BP_R_QUANT, 1, 8, 32, 32, "group", ""}, "QUANT group: got 8, want 32..32"},
+        {{BP_R_DTYPE, 1, 3, 1, 2, "x_dtype", "x"},
+         "DTYPE x_dtype: got bf16 (3), want f32..f16 (1..2) (x)"},
+        {{BP_R_DTYPE, 1, 8, 0, 7, "dtype", ""}, "DTYPE dtype: got 8, want none..u32 (0..7)"},
+        {{BP_R_DTYPE, 1, -1, 1, 1, "dtype", ""}, "DTYPE dtype: got -1, want f32 (1)"},
+        {{BP_R_DTYPE, 1, 1, INT64_MIN, 2, "dtype", ""}, "DTYPE dtype: got 1, want at most 2"},
+        {{BP_R_SHAPE, 1, 1, 2, 2, "x_dtype", ""}, "SHAPE x_dtype: got 1, want 2..2"},
+    };
+    for (size_t i = 0; i < BPI_ARRAY_LEN(cases); ++i) {
+        struct bpi_buf b = {0};
+        bpi_loader_format_reason(&cases[i].r, &b);
+        ck_assert_str_eq(b.data, cases[i].text);
+        bpi_buf_free(&b);
+    }
+    struct bp_reason full = {.code = BP_R_DTYPE}; /* no NUL at the end */
+    memset(full.field, 'd', sizeof full.field);
+    ck_assert_ptr_null(bpi_reason_number_name(&full, 1));
+}
+END_TEST
+
 START_TEST(wrappers_serve_nothing)
 {
     struct stand s;
@@ -398,6 +494,8 @@ int main(void)
                                   lies_are_refusals,
                                   reasons_beyond_the_room_are_counted,
                                   ops_that_cannot_be_made,
+                                  named_and_broken_ends_the_list,
+                                  types_have_names,
                                   wrappers_serve_nothing,
                                   too_many_candidates,
                                   reason_names};

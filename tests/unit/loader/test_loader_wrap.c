@@ -260,7 +260,7 @@ START_TEST(a_missing_function_is_still_missed)
     struct bp_error err;
     wrap_open_stand(&s, "[slots]\nquant = alpha\n[wrap]\nquant = one\n");
     fakes[0].table.matmul = NULL;
-    ck_assert_int_eq(choose(&s, -1, &op, &err), BP_E_CONFIG);
+    ck_assert_int_eq(choose(&s, -1, &op, &err), BP_E_ABI);
     says(&err, "no matmul()");
     stand_close(&s);
 }

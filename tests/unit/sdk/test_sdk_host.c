@@ -287,11 +287,11 @@ static void add_range(void *arg, uint64_t begin, uint64_t end)
 START_TEST(memory_and_threads)
 {
     uint64_t sum = 0;
-    unsigned char *p = bp_alloc(&host, 3, 5);
+    unsigned char *p = bp_mem_alloc(&host, 3, 5);
     ck_assert_ptr_nonnull(p);
     ck_assert_uint_eq(p[14], 0);
-    bp_free(&host, p);
-    ck_assert_ptr_null(bp_alloc(&host, UINT64_MAX / 4, 5));
+    bp_mem_free(&host, p);
+    ck_assert_ptr_null(bp_mem_alloc(&host, UINT64_MAX / 4, 5));
     bp_parallel_for(&host, 10, 1, add_range, &sum);
     bp_parallel_for(&host, 0, 1, add_range, &sum);
     ck_assert_uint_eq(sum, 10);
