@@ -138,6 +138,21 @@ class InBrowser(unittest.TestCase):
             self.assertEqual(set(page.run(claims)), {"too few calls to tell"})
             self.assertIn("too few calls to tell", page.run("document.querySelector('.tiles').innerText"))
 
+    def test_real(self):
+        model = os.path.join(os.environ["BP_SOURCE"], "models", "bp-tiny-glm-dsa-Q4_K_M.gguf")
+        path = os.path.join(self.folder.name, "real.html")
+        for more in (["--b", "kv.dtype=bf16 plugin.ref.round=bf16", "-n", "4"], ["--b", "plugin.ref.round=bf16", "--mode", "free"]):
+            done = subprocess.run([os.environ["BP_CLI"], "ab", "-m", model, "-p", "Once upon a time", "--html", path, "--json", *more],
+                                  capture_output=True, check=False, timeout=300)
+            self.assertIn(done.returncode, (0, 1), done.stderr)
+            result = json.loads(done.stdout)
+            with browser.Page(self.browser, path, width=400) as page:
+                self.calm(page, more)
+                self.assertEqual(self.count(page, ".cell"), len(result["ops"]))
+                self.assertEqual(self.count(page, "#ops-table tbody tr"), len(result["ops"]))
+                self.assertLessEqual(page.run("document.documentElement.scrollWidth"), 400)
+                self.assertGreaterEqual(page.run(CONTRAST)[0][0], 4.5)
+
     def test_nothing_to_draw(self):
         with self.open("empty") as page:
             self.calm(page, "empty")

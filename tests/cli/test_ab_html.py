@@ -194,6 +194,26 @@ class Report(unittest.TestCase):
         self.assertIn(b"not a JSON object", done.stderr)
         self.assertFalse(os.path.exists(path))
 
+    def test_command(self):
+        """The page of a real comparison holds what --json prints; a place that cannot be written to is one sentence."""
+        model = os.path.join(os.environ["BP_SOURCE"], "models", "bp-tiny-glm-dsa-Q4_K_M.gguf")
+        path = os.path.join(self.tmp, "real.html")
+        command = [os.environ["BP_CLI"], "ab", "-m", model, "--b", "kv.dtype=bf16 plugin.ref.round=bf16", "-n", "2", "-p",
+                   "</script><b>Once", "--json", "--html"]
+        done = subprocess.run([*command, path], capture_output=True, check=False, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(path, encoding="utf-8") as f:
+            reader = Reader(f.read())
+        self.assertEqual(reader.faults, [])
+        printed, held = json.loads(done.stdout), json.loads(reader.raw["script"][0])
+        self.assertEqual({k: printed[k] for k in held}, held)
+        self.assertEqual(held["prompt"]["text"], "</script><b>Once")
+        self.assertGreater(len(held["ops"]), 40)
+        done = subprocess.run([*command, os.path.join(self.tmp, "none", "x.html")], capture_output=True, check=False, timeout=300)
+        self.assertIn(done.returncode, (2, 3))
+        self.assertEqual(done.stderr.count(b"\n"), 1, done.stderr)
+        self.assertIn(b"needs a folder", done.stderr)
+
     def test_mode_of_the_file(self):
         done, path = self.write(ab_samples.empty(), preexec_fn=lambda: os.umask(0o027))
         self.assertEqual(done.returncode, 0)
