@@ -39,6 +39,16 @@ CONTRAST = """(() => {
   }
   return out.sort((p, q) => p[0] - q[0]);
 })()"""
+# Contrast of each mark with the cell under it, the worst.
+MARKS = """(() => {
+  const light = (c) => c.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  return Math.min(...[...document.querySelectorAll('.mk, .dot')].map((m) => {
+    const style = getComputedStyle(m), p = light(m.matches('.mk') ? style.stroke : style.fill);
+    const q = light(getComputedStyle(m.parentElement.querySelector('rect')).fill);
+    return (Math.max(p, q) + 0.05) / (Math.min(p, q) + 0.05);
+  }));
+})()"""
 FILL = "[...Array(8).keys()].map((i) => getComputedStyle(document.querySelector('.c' + i)).fill)"
 
 
@@ -172,6 +182,7 @@ class InBrowser(unittest.TestCase):
                 texts = page.run(CONTRAST)
                 self.assertGreater(len(texts), 500)
                 self.assertGreaterEqual(texts[0][0], 4.5, texts[:5])
+                self.assertGreaterEqual(page.run(MARKS), 3)
                 fills[dark] = page.run(FILL)
                 # The further from right, the further from the ground, on both halves: grey copies keep the order.
                 steps = [abs(luminance(c) - ground) for c in fills[dark]]
@@ -283,6 +294,7 @@ class InBrowser(unittest.TestCase):
             self.assertEqual(page.run("getComputedStyle(document.getElementById('ops-controls')).display"), "none")
             self.assertLessEqual(page.run("document.documentElement.scrollWidth"), 720)
             self.assertGreaterEqual(page.run(CONTRAST)[0][0], 4.5)
+            self.assertGreaterEqual(page.run(MARKS), 3)
 
 
 if __name__ == "__main__":

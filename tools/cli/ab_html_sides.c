@@ -244,6 +244,19 @@ void ab_part_prompt(FILE *f, const json_t *r)
     fprintf(f, "%s</p></details>\n", n > MAX_IDS ? " …" : "");
 }
 
+/* The name of a quantity whose value shows its unit: "load_ms" as "load". */
+static void put_quantity(FILE *f, const char *name)
+{
+    static const char *const units[] = {"_ms", "_us", "_s", "_bytes"};
+    char plain[MAX_NAME];
+    snprintf(plain, sizeof plain, "%s", name);
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; ++i)
+        if (ends_with(plain, units[i])) plain[strlen(plain) - strlen(units[i])] = '\0';
+    for (char *p = plain; *p != '\0'; ++p)
+        if (*p == '_') *p = ' ';
+    put_name(f, plain);
+}
+
 static void put_table(FILE *f, const char *title, const json_t *v)
 {
     struct lines l = lines_of(v);
@@ -255,7 +268,7 @@ static void put_table(FILE *f, const char *title, const json_t *v)
         for (size_t i = 0; i < l.n; ++i) {
             if (strncmp(l.at[i].name, "by_op", 5) == 0) continue; /* has a table of its own */
             fputs("<tr>", f);
-            put_name(f, l.at[i].name);
+            put_quantity(f, l.at[i].name);
             fputs("<td class=\"n\">", f);
             put_value(f, l.at[i].name, l.at[i].value);
             fputs("</td></tr>\n", f);

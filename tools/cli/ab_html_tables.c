@@ -95,7 +95,8 @@ static void put_op(FILE *f, const json_t *op, size_t i)
     cell_number(f, op, "baseline_norm_rel", false);
     bool known = ab_number(op, "norm_rel", &a);
     /* No baseline was made where an op is right without one. */
-    known = ab_number(op, "baseline_norm_rel", &b) && known && (a <= 0 || b > 0 || fails);
+    known =
+        ab_number(op, "baseline_norm_rel", &b) && known && (a > 0 ? b > 0 || fails : n_flips == 0);
     cell_ratio(f, known, known ? a : 0, known ? b : 0);
     cell_number(f, op, "max_abs", nan);
     cell_number(f, op, "max_rel", nan);

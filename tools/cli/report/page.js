@@ -89,7 +89,7 @@
   const ratio_of = (op) => {
     if (not_finite(op)) return Infinity;
     if (!finite(op.norm_rel) || !finite(op.baseline_norm_rel)) return NaN;
-    if (op.norm_rel === 0) return 0;
+    if (op.norm_rel === 0) return n_flips(op) > 0 ? NaN : 0; /* ids have no norm */
     /* No baseline was made where an op is right without one. */
     return op.baseline_norm_rel > 0 ? op.norm_rel / op.baseline_norm_rel : failed(op) ? Infinity : NaN;
   };
@@ -99,8 +99,8 @@
     if (not_finite(op)) return '7';
     const r = ratio_of(op);
     if (failed(op)) return r > 100 ? '6' : r > 10 ? '5' : '4';
-    if (finite(op.norm_rel) && op.norm_rel === 0) return '0';
-    if (Number.isNaN(r)) return finite(op.norm_rel) && op.baseline_norm_rel === 0 ? '1' : 'x';
+    if (r === 0) return '0';
+    if (Number.isNaN(r)) return finite(op.norm_rel) && (op.baseline_norm_rel === 0 || op.norm_rel === 0) ? '1' : 'x';
     return r <= 0.5 ? '1' : r <= 1 ? '2' : '3';
   };
   const error_of = (op) => (not_finite(op) ? 'not finite' : number(op.norm_rel));
