@@ -1,0 +1,227 @@
+/* fake_device.h - a device whose memory the host cannot touch (no access rights) but through its copies, so that a pointer
+ * which was not carried is a crash. Everything else is computed by whoever can. State is at file scope because a query
+ * function has no argument; check runs each test in a process of its own. SPDX-License-Identifier: MIT */
+#ifndef FAKE_DEVICE_H
+#define FAKE_DEVICE_H
+
+#include "engine_fixture.h"
+#include "backplane/slot_device.h"
+#include "backplane/tools.h"
+#include "base/base.h"
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MAX_BLOCKS = 8192 };
+static struct block {
+    unsigned char *p;
+    size_t n_bytes;
+} blocks[MAX_BLOCKS];
+static int n_blocks, n_copies;
+
+static size_t whole_pages(uint64_t n)
+{
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    return (size_t)((n + page - 1) / page * page);
+}
+
+static int32_t dev_supports(void *self, const void *problem, struct bp_verdict *v)
+{
+    const struct bp_device_problem *p = problem;
+    (void)self;
+    v->level = BP_V_YES;
+    if (p->kind != BP_DEV_CUDA) {
+        v->level = BP_V_NO;
+        v->n_reasons = 1;
+        v->reasons[0] = (struct bp_reason){.code = BP_R_DEVICE,
+                                           .critical = 1,
+                                           .got = p->kind,
+                                           .want_lo = BP_DEV_CUDA,
+                                           .want_hi = BP_DEV_CUDA,
+                                           .field = "kind"};
+    }
+    return BP_OK;
+}
+static int32_t dev_workspace(void *self, const void *p, struct bp_workspace *out,
+                             struct bp_error *err)
+{
+    (void)self;
+    (void)p;
+    (void)err;
+    out->align = 64;
+    return BP_OK;
+}
+static int32_t dev_tensors(void *self, uint32_t slot, const void *args, struct bp_tensor *t,
+                           uint32_t *n)
+{
+    (void)self;
+    (void)slot;
+    (void)args;
+    (void)t;
+    *n = 0;
+    return BP_OK;
+}
+static int32_t dev_props(void *self, struct bp_device *out, struct bp_error *err)
+{
+    (void)self;
+    (void)err;
+    out->kind = BP_DEV_CUDA;
+    snprintf(out->name, sizeof out->name, "out of reach");
+    return BP_OK;
+}
+static int32_t dev_mem_info(void *self, uint64_t *free_bytes, uint64_t *total_bytes,
+                            struct bp_error *err)
+{
+    (void)self;
+    (void)err;
+    *free_bytes = *total_bytes = UINT64_C(1) << 34;
+    return BP_OK;
+}
+static int32_t dev_alloc(void *self, uint32_t mem, uint64_t n_bytes, void **out,
+                         struct bp_error *err)
+{
+    (void)self;
+    if (mem == BP_MEM_PINNED) {
+        *out = aligned_alloc(256, (n_bytes + 255) / 256 * 256);
+        if (*out == NULL) return bpi_fail_nomem(err, "fakedev", n_bytes);
+        memset(*out, 0, n_bytes);
+        return BP_OK;
+    }
+    ck_assert_int_lt(n_blocks, MAX_BLOCKS);
+    struct block *b = &blocks[n_blocks++];
+    b->n_bytes = whole_pages(n_bytes);
+    b->p = mmap(NULL, b->n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert(b->p != MAP_FAILED);
+    *out = b->p;
+    return BP_OK;
+}
+static void dev_free(void *self, uint32_t mem, void *p)
+{
+    (void)self;
+    if (mem == BP_MEM_PINNED) {
+        free(p);
+        return;
+    }
+    for (int i = 0; i < n_blocks; ++i) {
+        if (blocks[i].p != p) continue;
+        munmap(blocks[i].p, blocks[i].n_bytes);
+        blocks[i].p = NULL;
+    }
+}
+/* Which block does the range lie in? */
+static struct block *block_of(const void *p, uint64_t n)
+{
+    for (int i = 0; i < n_blocks; ++i) {
+        struct block *b = &blocks[i];
+        if (b->p == NULL || (const unsigned char *)p < b->p ||
+            (const unsigned char *)p >= b->p + b->n_bytes)
+            continue;
+        ck_assert_uint_le((uint64_t)((const unsigned char *)p - b->p) + n, b->n_bytes);
+        return b;
+    }
+    return NULL;
+}
+static void access_to(const struct block *b, int rights)
+{
+    if (b != NULL) ck_assert_int_eq(mprotect(b->p, b->n_bytes, rights), 0);
+}
+static int32_t dev_copy(void *self, void *dst, const void *src, uint64_t n, uint32_t dir,
+                        void *stream, struct bp_error *err)
+{
+    const struct block *to = block_of(dst, n), *from = block_of(src, n);
+    (void)self;
+    (void)stream;
+    (void)err;
+    ck_assert((to != NULL) == (dir != BP_COPY_D2H));
+    ck_assert((from != NULL) == (dir != BP_COPY_H2D));
+    ++n_copies;
+    access_to(to, PROT_READ | PROT_WRITE);
+    access_to(from, PROT_READ | PROT_WRITE);
+    memmove(dst, src, n);
+    access_to(to, PROT_NONE);
+    access_to(from, PROT_NONE);
+    return BP_OK;
+}
+static int32_t dev_fill(void *self, void *dst, uint8_t value, uint64_t n, void *stream,
+                        struct bp_error *err)
+{
+    const struct block *b = block_of(dst, n);
+    (void)self;
+    (void)stream;
+    (void)err;
+    access_to(b, PROT_READ | PROT_WRITE);
+    memset(dst, value, n);
+    access_to(b, PROT_NONE);
+    return BP_OK;
+}
+static int32_t dev_sync(void *self, void *stream, struct bp_error *err)
+{
+    (void)self;
+    (void)stream;
+    (void)err;
+    return BP_OK;
+}
+
+static struct bp_device_ops dev_ops;
+static const struct bp_op_entry dev_entry = {"bp.device", "fake", BP_ABI_MAJOR, BP_ABI_MINOR, 0, 0};
+static struct bp_plugin_desc dev_desc;
+
+static int32_t dev_open(const struct bp_host *host, void **plugin, struct bp_error *err)
+{
+    (void)host;
+    (void)err;
+    *plugin = &dev_desc;
+    return BP_OK;
+}
+static void dev_close(void *plugin)
+{
+    (void)plugin;
+}
+static int32_t dev_create(void *plugin, const struct bp_op_entry *e, const struct bp_device *dev,
+                          const struct bp_op_ref *inner, uint32_t n, struct bp_op_ref *out,
+                          struct bp_error *err)
+{
+    (void)e;
+    (void)dev;
+    (void)inner;
+    (void)n;
+    (void)err;
+    *out = (struct bp_op_ref){.vt = &dev_ops.base, .self = plugin};
+    return BP_OK;
+}
+static void dev_destroy(void *plugin, struct bp_op_ref *op)
+{
+    (void)plugin;
+    (void)op;
+}
+static const struct bp_plugin_desc *dev_query(const struct bp_query *q)
+{
+    /* Slots that are never called come from ref. */
+    const struct bp_plugin_desc *ref = bp_reference_query()(q);
+    struct bp_op_ref own = {NULL, NULL};
+    ck_assert_int_eq(ref->op_create(NULL, &dev_entry, NULL, NULL, 0, &own, NULL), BP_OK);
+    dev_ops = *(const struct bp_device_ops *)(const void *)own.vt;
+    dev_ops.base.supports = dev_supports;
+    dev_ops.base.workspace = dev_workspace;
+    dev_ops.base.tensors = dev_tensors;
+    dev_ops.props = dev_props;
+    dev_ops.mem_info = dev_mem_info;
+    dev_ops.alloc = dev_alloc;
+    dev_ops.free = dev_free;
+    dev_ops.copy = dev_copy;
+    dev_ops.fill = dev_fill;
+    dev_ops.stream_sync = dev_sync;
+    dev_desc = *ref;
+    dev_desc.name = "fakedev";
+    dev_desc.cfg = NULL;
+    dev_desc.n_cfg = 0;
+    dev_desc.ops = &dev_entry;
+    dev_desc.n_ops = 1;
+    dev_desc.ops_stride = sizeof dev_entry;
+    dev_desc.open = dev_open;
+    dev_desc.close = dev_close;
+    dev_desc.op_create = dev_create;
+    dev_desc.op_destroy = dev_destroy;
+    return &dev_desc;
+}
+
+#endif
