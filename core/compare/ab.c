@@ -81,6 +81,16 @@ int32_t bpi_ab_stepped(struct bpi_ab_run *r, int32_t rc, const char *name,
     return bpi_fail(err, rc, "compare", why->where, "side %s: %s", name, why->msg);
 }
 
+int32_t bpi_ab_progress(const struct bpi_ab_run *r, uint32_t done, uint32_t total,
+                        struct bp_error *err)
+{
+    const struct bp_callbacks *cb = r->p->cb;
+    if (cb == NULL || cb->progress == NULL) return BP_OK;
+    if (cb->progress(cb->ctx, total > 0 ? (double)done / total : 1.0, "comparing") == 0)
+        return BP_OK;
+    return bpi_fail(err, BP_E_ABORTED, "compare", NULL, "the comparison was stopped on request");
+}
+
 /* ---- precision ---- */
 
 static const char *round_of(const struct bp_config *c)

@@ -9,7 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { BEHIND_ALL = INT32_MAX - 1, NEVER = INT32_MAX }; /* taps behind all layers; rows behind no flip */
+enum {
+    BEHIND_ALL = INT32_MAX - 1,
+    NEVER = INT32_MAX
+}; /* taps behind all layers; rows behind no flip */
 
 /* One tap of the window. */
 struct tap {
@@ -154,6 +157,7 @@ static int32_t step(struct half *h, uint32_t n, uint32_t flags, struct bp_error 
     const char *name = h->pass->baseline ? "ref" : h->number == 0 ? "A" : "B";
     BP_TRY(bpi_ab_stepped(h->pass->r, rc, name, &why, err));
     h->done += n;
+    BP_TRY(bpi_ab_progress(h->pass->r, h->done, h->pass->r->p->n_ids + h->pass->r->p->n_new, err));
     if (h->error.code != BP_OK)
         return bpi_fail(err, h->error.code, "compare", NULL, "%s", h->error.msg);
     return BP_OK;

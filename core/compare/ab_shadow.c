@@ -542,6 +542,7 @@ static int32_t step(struct shadow *s, uint32_t pos, uint32_t n, uint32_t flags,
     BP_TRY(bpi_ab_stepped(s->r, bp_session_step(s->r->a, &item, 1, &why), "A", &why, err));
     s->r->ab->sum.n_steps_a++;
     s->r->ab->sum.n_steps_b++;
+    BP_TRY(bpi_ab_progress(s->r, pos + n, s->r->p->n_ids + s->r->p->n_new, err));
     if (s->tap_error.code != BP_OK)
         return bpi_fail(err, s->tap_error.code, "compare", NULL, "%s", s->tap_error.msg);
     return BP_OK;

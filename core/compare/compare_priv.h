@@ -78,6 +78,8 @@ int32_t bpi_ab_open(struct bpi_ab_run *r, const struct bp_ab_side *side, const c
                     struct bp_error *err);
 /* The status of a step: one that ends in NaN is an answer and no failure. name: of the side. */
 int32_t bpi_ab_stepped(struct bpi_ab_run *r, int32_t rc, const char *name, const struct bp_error *why, struct bp_error *err);
+/* Tells how far it is; BP_E_ABORTED when the caller wants to stop. */
+int32_t bpi_ab_progress(const struct bpi_ab_run *r, uint32_t done, uint32_t total, struct bp_error *err);
 bool bpi_ab_is_exact(const struct bp_config *c); /* ref of this configuration does not round */
 
 /* ---- ab_result.c ---- */

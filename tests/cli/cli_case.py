@@ -22,7 +22,7 @@ TEXT = os.path.join(SOURCE, "tests", "data", "text", "stories-heldout.txt")
 
 
 # On a slow machine each stage that takes more than half a second says so in one line.
-PROGRESS = re.compile(rb"^(opening the model|loading|reading the prompt|verifying|perplexity|quantizing|hashing|validating) \.\.\.\n", re.M)
+PROGRESS = re.compile(rb"^(opening the model|loading|reading the prompt|verifying|perplexity|quantizing|hashing|validating|comparing) \.\.\.\n", re.M)
 
 
 class Result:

@@ -334,7 +334,7 @@ static int32_t run(struct ab_cmd *m)
         p.b.model = NULL;
     }
     say_memory(m);
-    term_progress_begin(&bar, "loading");
+    term_progress_begin(&bar, "comparing");
     c->computing = true;
     int32_t rc = bp_ab_run(&p, &m->ab, &c->err);
     term_progress_end(&bar);

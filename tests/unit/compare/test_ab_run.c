@@ -271,6 +271,43 @@ START_TEST(what_cannot_be_compared_is_refused)
 }
 END_TEST
 
+static int32_t stop_later(void *ctx, double fraction, const char *what)
+{
+    int *n = ctx;
+    (void)fraction;
+    return strcmp(what, "comparing") == 0 && ++*n == 2;
+}
+
+START_TEST(the_caller_can_stop)
+{
+    for (uint32_t mode = BP_AB_SHADOW; mode <= BP_AB_FREE; ++mode) {
+        struct bp_error err = BP_ERROR_INIT;
+        struct bp_config *cfg = NULL;
+        struct bp_model *m = NULL;
+        struct bp_ab *ab = NULL;
+        int n = 0;
+        const int32_t ids[] = {1, 2, 3, 4, 5, 6};
+        const struct bp_callbacks cb = {
+            .h = BP_HDR(struct bp_callbacks, progress), .ctx = &n, .progress = stop_later};
+        must(bp_config_create(&cfg, &err), &err);
+        must(bp_model_open(ZOO("zoo-v3"), cfg, NULL, &m, &err), &err);
+        struct bp_ab_params p = {.h = BP_HDR(struct bp_ab_params, cb),
+                                 .ids = ids,
+                                 .n_ids = 6,
+                                 .mode = mode,
+                                 .max_kl = NAN,
+                                 .max_abs = NAN,
+                                 .cb = &cb};
+        p.a = p.b = (struct bp_ab_side){
+            .h = BP_HDR(struct bp_ab_side, batch), .model = m, .config = cfg, .chunk = 2};
+        ck_assert_int_eq(bp_ab_run(&p, &ab, &err), BP_E_ABORTED);
+        ck_assert_int_eq(n, 2);
+        bp_model_close(m);
+        bp_config_destroy(cfg);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("ab_run");
@@ -281,6 +318,7 @@ int main(void)
     tcase_add_test(t, a_narrow_flip_does_not_fail);
     tcase_add_test(t, a_wide_flip_fails);
     tcase_add_test(t, a_16_bit_cache_is_judged_by_its_precision);
+    tcase_add_test(t, the_caller_can_stop);
     tcase_add_test(t, what_cannot_be_compared_is_refused);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
