@@ -40,11 +40,12 @@ class KeptNumbers(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="bp-abi-")
         self.addCleanup(folder.cleanup)
-        self.tmp = folder.name
+        self.tmp, self.plugins = folder.name, os.path.join(folder.name, "plugins")
+        os.mkdir(self.plugins, 0o755)
 
     def place(self, source):
         """The plugin in a folder of its own, which others may not write to."""
-        path = os.path.join(self.tmp, STORED)
+        path = os.path.join(self.plugins, STORED)
         shutil.copyfile(source, path)
         os.chmod(path, 0o755)
         return path
@@ -62,7 +63,7 @@ class KeptNumbers(unittest.TestCase):
     def verify(self, path):
         data = os.path.join(ENV["BP_SOURCE"], "tests/data/zoo/zoo-glm5")
         return subprocess.run([ENV["BP_CLI"], "verify", "-m", data + ".gguf", "--golden", data + ".golden.gguf", "--json",
-                               "--mode", "step", "-s", "kv.dtype=f32", "-s", f"engine.plugin_path={self.tmp}",
+                               "--mode", "step", "-s", "kv.dtype=f32", "-s", f"engine.plugin_path={self.plugins}",
                                "-s", "slots.mla.decode=" + self.name_of(path)],
                               capture_output=True, text=True, check=False, timeout=300)
 
