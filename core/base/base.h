@@ -97,6 +97,10 @@ void bpi_buf_puts(struct bpi_buf *b, const char *s);
 void bpi_buf_printf(struct bpi_buf *b, const char *fmt, ...) BPI_PRINTF(2, 3);
 void bpi_buf_free(struct bpi_buf *b);
 
+/* Does text match the pattern? '*' matches any run of characters; the pattern ends at a comma or NUL, so that one of a
+ * list can be tried in place. Linear in text for each star. */
+bool bpi_glob(const char *pattern, const char *text);
+
 /* The candidate nearest to `word` (Damerau-Levenshtein, case-insensitive), or NULL when none is near enough
  * (distance above 1 + length/3). */
 const char *bpi_nearest(const char *word, const char *const *candidates, size_t n);

@@ -106,6 +106,29 @@ void bpi_buf_free(struct bpi_buf *b)
     *b = (struct bpi_buf){0};
 }
 
+/* ---- patterns ---- */
+
+bool bpi_glob(const char *p, const char *text)
+{
+    const char *star = NULL, *back = NULL;
+    while (*text != '\0') {
+        if (*p == '*') {
+            star = ++p;
+            back = text;
+        } else if (*p == *text) {
+            ++p;
+            ++text;
+        } else if (star != NULL) {
+            p = star;
+            text = ++back;
+        } else {
+            return false;
+        }
+    }
+    while (*p == '*') ++p;
+    return *p == ',' || *p == '\0';
+}
+
 /* ---- nearest name ---- */
 
 enum { NEAREST_MAX = 128 }; /* longer names are nobody's typing error */

@@ -156,32 +156,10 @@ int32_t bpi_ab_keep_logits(struct bp_ab *ab, uint32_t side, const float *row, st
 
 /* ---- kept taps ---- */
 
-/* '*' matches any run of characters; patterns are separated by commas. */
-static bool glob(const char *p, const char *text)
-{
-    const char *star = NULL, *back = NULL;
-    while (*text != '\0') {
-        if (*p == '*') {
-            star = ++p;
-            back = text;
-        } else if (*p == *text) {
-            ++p;
-            ++text;
-        } else if (star != NULL) {
-            p = star;
-            text = ++back;
-        } else {
-            return false;
-        }
-    }
-    while (*p == '*') ++p;
-    return *p == ',' || *p == '\0';
-}
-
 bool bpi_ab_matches(const char *patterns, const char *name)
 {
     while (patterns != NULL && *patterns != '\0') {
-        if (glob(patterns, name)) return true;
+        if (bpi_glob(patterns, name)) return true;
         patterns = strchr(patterns, ',');
         if (patterns != NULL) ++patterns;
     }

@@ -54,28 +54,6 @@ static void tap_name(uint32_t tap, int32_t layer, char out[64])
     }
 }
 
-/* '*' matches any run of characters; p ends at a comma or NUL. Linear in text for each star. */
-static bool glob(const char *p, const char *text)
-{
-    const char *star = NULL, *back = NULL;
-    while (*text != '\0') {
-        if (*p == '*') {
-            star = ++p;
-            back = text;
-        } else if (*p == *text) {
-            ++p;
-            ++text;
-        } else if (star != NULL) {
-            p = star;
-            text = ++back;
-        } else {
-            return false;
-        }
-    }
-    while (*p == '*') ++p;
-    return *p == ',' || *p == '\0';
-}
-
 /* Switches on what matches one pattern; false when nothing does. */
 static int32_t enable(struct bp_session *s, struct bpi_taps *taps, const char *pattern,
                       bool *matched, struct bp_error *err)
@@ -87,7 +65,7 @@ static int32_t enable(struct bp_session *s, struct bpi_taps *taps, const char *p
             char name[64];
             if (!tap_exists(s, tap, layer)) continue;
             tap_name(tap, layer, name);
-            if (!glob(pattern, name)) continue;
+            if (!bpi_glob(pattern, name)) continue;
             char *copy = bpi_arena_strndup(&taps->arena, name, strlen(name));
             if (copy == NULL) return bpi_fail_nomem(err, "engine", strlen(name));
             taps->names[(size_t)row * BPI_TAP_COUNT + tap] = copy;

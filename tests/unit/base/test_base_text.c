@@ -109,6 +109,32 @@ START_TEST(nearest_distance_limits)
 }
 END_TEST
 
+START_TEST(globs)
+{
+    static const struct {
+        const char *pattern, *text;
+        bool match;
+    } cases[] = {
+        {"", "", true},
+        {"", "a", false},
+        {"*", "", true},
+        {"*", "abc", true},
+        {"a*c", "abbc", true},
+        {"a*c", "abcb", false},
+        {"*.out", "blk.3.out", true},
+        {"blk.*.attn.*", "blk.12.attn.kv", true},
+        {"blk.*.attn.*", "blk.12.ffn.kv", false},
+        {"a*b*c", "aXbXbXc", true},
+        {"out,b*", "out", true},
+        {"out,b*", "b", false},
+        {"o**t", "out", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i)
+        ck_assert_msg(bpi_glob(cases[i].pattern, cases[i].text) == cases[i].match, "%s on %s",
+                      cases[i].pattern, cases[i].text);
+}
+END_TEST
+
 START_TEST(parse_u64)
 {
     static const struct {
@@ -270,6 +296,7 @@ int main(void)
     tcase_add_test(t, buffer_failure_sticks_and_keeps_what_was_there);
     tcase_add_test(t, nearest_name);
     tcase_add_test(t, nearest_distance_limits);
+    tcase_add_test(t, globs);
     tcase_add_test(t, parse_u64);
     tcase_add_test(t, parse_i64);
     tcase_add_test(t, parse_f64);
