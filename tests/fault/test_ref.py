@@ -221,6 +221,15 @@ class FaultyRef(unittest.TestCase):
                     self.assertIsNone(result["first_difference"], shown)
                     self.assertEqual({(o["max_abs"], o["status"]) for o in result["ops"]}, {(0, "ok")}, shown)
 
+    def test_a_slot_that_nothing_calls_is_told(self):
+        fault = next(f for f in FAULTS if f.slot == "mla.decode" and f.batch == 1)
+        for n, told in ((0, True), (2, False)):
+            _, _, err, shown = self.run_cli(
+                "ab", "-m", self.models.path("v3", None, None), "--ids", "1,2,3,4", "-n", str(n),
+                *settings(COMMON + [f"engine.plugin_path={self.plugins}"]), "--b", self.placed(fault, 1))
+            said = f"note: mla.decode, for which A has ref and B has faulty_{fault.name}, was never called" in err
+            self.assertEqual(said, told, shown)
+
     def test_shadow_names_exactly_the_faulty_op(self):
         for fault in FAULTS:
             with self.subTest(fault=fault.name):
