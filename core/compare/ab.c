@@ -81,6 +81,27 @@ int32_t bpi_ab_stepped(struct bpi_ab_run *r, int32_t rc, const char *name,
     return bpi_fail(err, rc, "compare", why->where, "side %s: %s", name, why->msg);
 }
 
+int32_t bpi_ab_batch(const struct bp_session *s, const struct bp_ab_side *side, uint32_t *batch,
+                     uint32_t *chunk, struct bp_error *err)
+{
+    const uint32_t batch_tok = bp_session_batch_tokens(s), logits = bp_session_max_logits(s);
+    *batch = side->batch > 0 ? side->batch : 1;
+    if (*batch > BPI_AB_BATCH || *batch > bp_session_max_seqs(s) || *batch > batch_tok)
+        return bpi_fail(err, BP_E_ARG, "compare", "engine.max_seqs",
+                        "a batch of %u sequences is wanted; engine.max_seqs is %u, "
+                        "engine.batch_tokens %u, and %d are the most",
+                        *batch, bp_session_max_seqs(s), batch_tok, BPI_AB_BATCH);
+    const uint32_t most = batch_tok / *batch;
+    *chunk = side->chunk > 0 && side->chunk < most ? side->chunk : most;
+    if (*chunk > logits) *chunk = logits;
+    return BP_OK;
+}
+
+void bpi_ab_neighbour(const struct bp_ab *ab, uint32_t k, uint32_t pos, uint32_t n, int32_t *out)
+{
+    for (uint32_t i = 0; i < n; ++i) out[i] = ab->ids[(pos + i + 7ull * k) % ab->n_ids];
+}
+
 int32_t bpi_ab_progress(const struct bpi_ab_run *r, uint32_t done, uint32_t total,
                         struct bp_error *err)
 {
@@ -154,7 +175,7 @@ static int32_t check(const struct bp_ab_params *p, struct bp_error *err)
         return bpi_fail(err, BP_E_ARG, "compare", NULL,
                         "golden values can be compared with in free mode only, and have no tokens "
                         "beyond their own");
-    if (p->mode == BP_AB_SHADOW && (p->a.chunk != p->b.chunk || p->a.batch > 1 || p->b.batch > 1))
+    if (p->mode == BP_AB_SHADOW && (p->a.chunk != p->b.chunk || p->a.batch != p->b.batch))
         return bpi_fail(err, BP_E_ARG, "compare", NULL,
                         "in shadow mode B gets A's tensors, so both take the same tokens in the "
                         "same steps; other chunks and batches need --mode free");

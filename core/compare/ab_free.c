@@ -129,11 +129,9 @@ static void forget_taps(struct half *h)
 
 /* ---- stepping ---- */
 
-enum { MAX_BATCH = 256 };
-
 static int32_t step(struct half *h, uint32_t n, uint32_t flags, struct bp_error *err)
 {
-    struct bp_step_item items[MAX_BATCH];
+    struct bp_step_item items[BPI_AB_BATCH];
     struct bp_error why = BP_ERROR_INIT;
     const int32_t *ids = h->pass->r->ab->ids;
     for (uint32_t k = 0; k < h->batch; ++k) {
@@ -145,8 +143,7 @@ static int32_t step(struct half *h, uint32_t n, uint32_t flags, struct bp_error 
                                          .n_logits = k == 0 ? n : 0};
         if (k > 0) { /* other texts: the same tokens in another order */
             int32_t *other = h->others + (size_t)(k - 1) * h->chunk;
-            for (uint32_t i = 0; i < n; ++i)
-                other[i] = ids[(h->done + i + 7ull * k) % h->pass->r->ab->n_ids];
+            bpi_ab_neighbour(h->pass->r->ab, k, h->done, n, other);
             items[k].ids = other;
         }
     }
@@ -437,16 +434,7 @@ static int32_t compare_tap(struct pass *p, const struct tap *t, struct bp_error 
 
 static int32_t begin_half(struct half *h, struct bp_error *err)
 {
-    const uint32_t batch_tok = bp_session_batch_tokens(h->s), logits = bp_session_max_logits(h->s);
-    h->batch = h->side->batch > 0 ? h->side->batch : 1;
-    if (h->batch > MAX_BATCH || h->batch > bp_session_max_seqs(h->s) || h->batch > batch_tok)
-        return bpi_fail(err, BP_E_ARG, "compare", "engine.max_seqs",
-                        "a batch of %u sequences is wanted; engine.max_seqs is %u, "
-                        "engine.batch_tokens %u, and %d are the most",
-                        h->batch, bp_session_max_seqs(h->s), batch_tok, MAX_BATCH);
-    const uint32_t most = batch_tok / h->batch;
-    h->chunk = h->side->chunk > 0 && h->side->chunk < most ? h->side->chunk : most;
-    if (h->chunk > logits) h->chunk = logits;
+    BP_TRY(bpi_ab_batch(h->s, h->side, &h->batch, &h->chunk, err));
     h->error = (struct bp_error)BP_ERROR_INIT;
     h->others = bpi_calloc((size_t)h->batch * h->chunk, sizeof(*h->others));
     return h->others != NULL ? BP_OK : bpi_fail_nomem(err, "compare", (size_t)h->batch * h->chunk);

@@ -22,8 +22,10 @@ struct shadow {
     void *from[BPI_CALL_PORTS];
     struct room blocks[4]; /* rows of A, B, exact, baseline */
     struct bpi_ab_route route;
-    const struct bp_step_item *items;
-    uint32_t pos0; /* of the step's first token */
+    struct bp_step_item items[BPI_AB_BATCH]; /* of the step: item k is sequence k */
+    uint32_t batch;
+    uint32_t most;   /* tokens of one sequence in a step */
+    int32_t *others; /* (batch - 1, tokens of a step) those of the neighbours */
     bool ran_b;
     double us_b;
     bool has_exact, has_base; /* of this call */
@@ -65,7 +67,7 @@ static int32_t run_ref(struct shadow *s, const struct bpi_call *c, bool baseline
     struct bp_session **ref = baseline ? &s->base : &s->exact;
     if (*ref == NULL) {
         BP_TRY(bpi_ab_ref_session(s->r, baseline, ref, err));
-        BP_TRY(bpi_mirror_join(s->r->a, *ref, s->items, 1, err));
+        BP_TRY(bpi_mirror_join(s->r->a, *ref, s->items, s->batch, err));
     }
     BP_TRY(bpi_mirror_load(s->r->a, *ref, c, s->from, err));
     return bpi_mirror_run(s->r->a, *ref, c, NULL, err);
@@ -311,9 +313,10 @@ static int32_t compare_route(struct shadow *s, const struct bpi_call *c, struct 
 
 /* Keys that only one side chose, paired in order of position. scores: exact, by position. */
 static void pair_keys(struct shadow *s, struct judged *j, const int32_t *a, const int32_t *b,
-                      uint32_t k, const double *scores, uint32_t n_keys, uint32_t pos,
+                      uint32_t k, const double *scores, uint32_t n_keys, uint32_t row,
                       double precision)
 {
+    const uint32_t seq = bpi_mirror_row_item(s->r->a)[row], pos = bpi_mirror_row_pos(s->r->a)[row];
     uint32_t x = 0, y = 0;
     for (;;) {
         int32_t only_a = -1, only_b = -1;
@@ -328,8 +331,8 @@ static void pair_keys(struct shadow *s, struct judged *j, const int32_t *a, cons
             if (!both) only_b = b[y];
         }
         if (only_a < 0 && only_b < 0) return;
-        const int32_t pa = bpi_mirror_slot_pos(s->r->a, 0, only_a);
-        const int32_t pb = bpi_mirror_slot_pos(s->r->a, 0, only_b);
+        const int32_t pa = bpi_mirror_slot_pos(s->r->a, seq, only_a);
+        const int32_t pb = bpi_mirror_slot_pos(s->r->a, seq, only_b);
         const bool known =
             scores != NULL && pa >= 0 && pb >= 0 && (uint32_t)pa < n_keys && (uint32_t)pb < n_keys;
         const double gap = known ? fabs(scores[pa] - scores[pb]) : (double)NAN;
@@ -375,13 +378,14 @@ static int32_t compare_select(struct shadow *s, const struct bpi_call *c, struct
         if (memcmp(ia, ib, k * sizeof(*ia)) == 0) continue;
         BP_TRY(bpi_mirror_read(s->r->a, s->r->a, c, port[0], r, 1, q, err));
         BP_TRY(bpi_mirror_read(s->r->a, s->r->a, c, port[1], r, 1, w, err));
-        int32_t rc = bpi_ab_index_scores(s->r->a, c->layer, 0, q, w, n_keys, scores, err);
+        int32_t rc = bpi_ab_index_scores(s->r->a, c->layer, bpi_mirror_row_item(s->r->a)[r], q, w,
+                                         n_keys, scores, err);
         if (rc != BP_OK && rc != BP_DECLINED) return rc;
         const double size = rc == BP_OK ? largest(scores, n_keys) : 0.0;
         /* A key's rounding moves its score by its unit, relative to what was summed up, a few times the score. */
         const double precision = bpi_ab_noise(4.0 * size, (double)hp->index_dim) +
                                  (s->r->unit > 0x1p-24 ? 4.0 * s->r->unit * size : 0.0);
-        pair_keys(s, j, ia, ib, k, rc == BP_OK ? scores : NULL, n_keys, row_pos[r], precision);
+        pair_keys(s, j, ia, ib, k, rc == BP_OK ? scores : NULL, n_keys, (uint32_t)r, precision);
     }
     return BP_OK;
 }
@@ -528,18 +532,24 @@ static int32_t step(struct shadow *s, uint32_t pos, uint32_t n, uint32_t flags,
                     struct bp_error *err)
 {
     struct bp_session *const side[] = {s->r->b, s->exact, s->base};
-    struct bp_step_item item = {.h = BP_HDR(struct bp_step_item, n_logits),
-                                .flags = flags,
-                                .ids = s->r->ab->ids + pos,
-                                .n_ids = n,
-                                .n_logits = n};
-    s->items = &item;
-    s->pos0 = pos;
+    for (uint32_t k = 0; k < s->batch; ++k) {
+        s->items[k] = (struct bp_step_item){.h = BP_HDR(struct bp_step_item, n_logits),
+                                            .seq = k,
+                                            .flags = flags,
+                                            .ids = s->r->ab->ids + pos,
+                                            .n_ids = n,
+                                            .n_logits = k == 0 ? n : 0};
+        if (k == 0) continue;
+        int32_t *other = s->others + (size_t)(k - 1) * s->most;
+        bpi_ab_neighbour(s->r->ab, k, pos, n, other);
+        s->items[k].ids = other;
+    }
     for (uint32_t i = 0; i < 3; ++i) {
-        if (side[i] != NULL) BP_TRY(bpi_mirror_begin(side[i], &item, 1, err));
+        if (side[i] != NULL) BP_TRY(bpi_mirror_begin(side[i], s->items, s->batch, err));
     }
     struct bp_error why = BP_ERROR_INIT;
-    BP_TRY(bpi_ab_stepped(s->r, bp_session_step(s->r->a, &item, 1, &why), "A", &why, err));
+    BP_TRY(
+        bpi_ab_stepped(s->r, bp_session_step(s->r->a, s->items, s->batch, &why), "A", &why, err));
     s->r->ab->sum.n_steps_a++;
     s->r->ab->sum.n_steps_b++;
     BP_TRY(bpi_ab_progress(s->r, pos + n, s->r->p->n_ids + s->r->p->n_new, err));
@@ -552,9 +562,11 @@ static int32_t run_steps(struct shadow *s, struct bp_error *err)
 {
     struct bpi_ab_run *r = s->r;
     const struct bp_ab_params *p = r->p;
-    uint32_t most = bp_session_batch_tokens(r->a);
-    if (p->a.chunk > 0 && p->a.chunk < most) most = p->a.chunk;
-    if (bp_session_max_logits(r->a) < most) most = bp_session_max_logits(r->a);
+    uint32_t most = 0;
+    BP_TRY(bpi_ab_batch(r->a, &p->a, &s->batch, &most, err));
+    s->most = most;
+    s->others = bpi_calloc((size_t)s->batch * most, sizeof(*s->others));
+    if (s->others == NULL) return bpi_fail_nomem(err, "compare", (size_t)s->batch * most);
     for (uint32_t at = 0; at < p->n_ids && r->stopped == NULL;) {
         const uint32_t n = p->n_ids - at < most ? p->n_ids - at : most;
         BP_TRY(step(s, at, n, 0, err));
@@ -579,6 +591,7 @@ static void free_rooms(struct shadow *s)
         s->r->ab->sum.compare_bytes += s->blocks[i].n_bytes;
         bpi_free(s->blocks[i].p);
     }
+    bpi_free(s->others);
     bpi_ab_route_free(&s->route);
     bp_session_close(s->base);
     bp_session_close(s->exact);

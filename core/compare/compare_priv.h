@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 #include "engine/mirror.h"
 
-enum { BPI_AB_FLIPS = 16, BPI_AB_SAMPLES = 256, BPI_AB_TOP = 10, BPI_AB_BLOCK = 1 << 16 };
+enum { BPI_AB_FLIPS = 16, BPI_AB_SAMPLES = 256, BPI_AB_TOP = 10, BPI_AB_BLOCK = 1 << 16, BPI_AB_BATCH = 256 };
 
 /* Times of one op on one side: a sample of all calls. */
 struct bpi_ab_samples {
@@ -78,6 +78,11 @@ int32_t bpi_ab_open(struct bpi_ab_run *r, const struct bp_ab_side *side, const c
                     struct bp_error *err);
 /* The status of a step: one that ends in NaN is an answer and no failure. name: of the side. */
 int32_t bpi_ab_stepped(struct bpi_ab_run *r, int32_t rc, const char *name, const struct bp_error *why, struct bp_error *err);
+/* Sequences of a side's steps, and tokens that each of them may take at once. */
+int32_t bpi_ab_batch(const struct bp_session *s, const struct bp_ab_side *side, uint32_t *batch, uint32_t *chunk,
+                     struct bp_error *err);
+/* What neighbour k in the batch holds at positions [pos, pos + n): the same tokens in another order. */
+void bpi_ab_neighbour(const struct bp_ab *ab, uint32_t k, uint32_t pos, uint32_t n, int32_t *out);
 /* Tells how far it is; BP_E_ABORTED when the caller wants to stop. */
 int32_t bpi_ab_progress(const struct bpi_ab_run *r, uint32_t done, uint32_t total, struct bp_error *err);
 bool bpi_ab_is_exact(const struct bp_config *c); /* ref of this configuration does not round */

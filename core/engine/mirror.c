@@ -145,18 +145,41 @@ int32_t bpi_mirror_begin(struct bp_session *b, const struct bp_step_item *items,
     return bpi_step_open(b, items, n_items, err);
 }
 
+/* The tokens before the step, block by block in the order in which a took them, so that b's blocks get the same numbers:
+ * lists of keys name slots. */
+static int32_t take_blocks(const struct bp_session *a, struct bp_session *b,
+                           const struct bp_step_item *items, uint32_t n_items, struct bp_error *err)
+{
+    const uint32_t n_blocks = a->max_seqs * bpi_kv_table_width(a->kv);
+    for (uint32_t block = 0; block < n_blocks; ++block) {
+        for (uint32_t i = 0; i < n_items; ++i) {
+            const uint32_t seq = items[i].seq, have = bpi_kv_len(b->kv, seq);
+            const uint32_t before = bpi_kv_len(a->kv, seq) - items[i].n_ids;
+            const uint32_t n = before - have < a->block_tok ? before - have : a->block_tok;
+            int32_t from, to;
+            if (n == 0 || bpi_kv_table(a->kv, seq)[have / a->block_tok] != (int32_t)block) continue;
+            int32_t rc = bpi_kv_append(b->kv, seq, n, &from, &to);
+            if (rc != BP_OK)
+                return bpi_fail(err, rc, "engine", NULL,
+                                "the cache of the reference cannot take what the model's took");
+        }
+    }
+    for (uint32_t i = 0; i < n_items; ++i) {
+        const uint32_t n = bpi_kv_len(b->kv, items[i].seq);
+        if (n == bpi_kv_len(a->kv, items[i].seq) - items[i].n_ids &&
+            memcmp(bpi_kv_table(a->kv, items[i].seq), bpi_kv_table(b->kv, items[i].seq),
+                   (n + a->block_tok - 1) / a->block_tok * sizeof(int32_t)) == 0)
+            continue;
+        return bpi_fail(err, BP_E_INTERNAL, "engine", NULL,
+                        "the cache of the reference numbers its blocks in another way");
+    }
+    return BP_OK;
+}
+
 int32_t bpi_mirror_join(const struct bp_session *a, struct bp_session *b,
                         const struct bp_step_item *items, uint32_t n_items, struct bp_error *err)
 {
-    for (uint32_t i = 0; i < n_items; ++i) {
-        const uint32_t seq = items[i].seq;
-        const uint32_t before = bpi_kv_len(a->kv, seq) - items[i].n_ids;
-        int32_t from, to;
-        int32_t rc = bpi_kv_append(b->kv, seq, before, &from, &to);
-        if (rc != BP_OK)
-            return bpi_fail(err, rc, "engine", NULL,
-                            "the cache of the reference cannot take what the model's own took");
-    }
+    BP_TRY(take_blocks(a, b, items, n_items, err));
     BP_TRY(bpi_step_open(b, items, n_items, err));
     for (uint32_t i = 0; i < n_items; ++i) {
         for (uint32_t il = 0; il < a->n_layer; ++il) {

@@ -74,6 +74,7 @@ int32_t bpi_mirror_import(struct bp_session *a, struct bp_session *b, int32_t la
 /* Batch rows of the step: position of each, and for the outputs of a call which batch row its row 0 is, -1: rows are no
  * tokens (gathered keys). */
 const uint32_t *bpi_mirror_row_pos(const struct bp_session *s);
+const uint32_t *bpi_mirror_row_item(const struct bp_session *s);
 int32_t bpi_mirror_first_row(const struct bp_session *s, const struct bpi_call *c);
 /* Batch row of the i-th logits row. */
 uint32_t bpi_mirror_logit_row(const struct bp_session *s, uint32_t i);

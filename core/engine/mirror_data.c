@@ -290,6 +290,11 @@ const uint32_t *bpi_mirror_row_pos(const struct bp_session *s)
     return s->step.row_pos;
 }
 
+const uint32_t *bpi_mirror_row_item(const struct bp_session *s)
+{
+    return s->step.row_item;
+}
+
 uint32_t bpi_mirror_logit_row(const struct bp_session *s, uint32_t i)
 {
     return s->step.logit_row[i];

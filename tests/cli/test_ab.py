@@ -73,6 +73,12 @@ class Ab(CliCase):
                 self.assertEqual(j["logits"]["max_abs"], 0, (name, b))
                 self.assertIsNone(j["first_difference"])
             self.assertEqual(j["b"]["settings"], {"chunk": "7", "batch": "2"})
+            # The same batch on both sides: each op gets all its rows, and ref joins late.
+            both = ("-n", "3", "-s", "kv.block=16", "--a", "batch=3 kv.dtype=f32 chunk=9", "--b")
+            j = self.ab(zoo(name), *both, "batch=3 kv.dtype=f32 chunk=9")
+            self.assertEqual((j["mode"], j["first_difference"]), ("shadow", None))
+            j = self.ab(zoo(name), *both, "batch=3 chunk=9 plugin.ref.round=bf16")
+            self.assertGreater(sum(o["baseline_max_abs"] > 0 for o in j["ops"]), 20)
 
     def test_golden_files(self):
         for name in ("v2lite", "v3", "glm5", "glm52-shared"):
