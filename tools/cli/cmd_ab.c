@@ -15,7 +15,7 @@
 static const struct cli_option options[] = {
     {"a",       0,  CLI_TEXT, "K=V", NULL, NULL, 0, 0,
      "A setting of side A, like -s; several with blanks between them, or the option several times. Besides keys of the "
-     "configuration: chunk=K, prompt tokens per step, and batch=N, sequences per step (free mode)."},
+     "configuration: chunk=K, prompt tokens per step, and batch=N, sequences per step."},
     {"b",       0,  CLI_TEXT, "K=V", NULL, NULL, 0, 0, "The same of side B. Settings with -s are of both sides."},
     {"prompt",  'p', CLI_TEXT, "TEXT", NULL, NULL, 0, 0, "The text to compare on."},
     {"file",    'f', CLI_TEXT, "FILE", NULL, NULL, 0, 0, "Read the text from a file."},
@@ -146,8 +146,8 @@ static int32_t choose_mode(struct ab_cmd *m)
     static const char *const names[] = {"auto", "none", "bf16", "f16"};
     struct cli *c = m->c;
     const char *mode = cli_text(&c->line, "mode"), *baseline = cli_text(&c->line, "baseline");
-    const bool free_only = cli_given(&c->line, "golden") || m->chunk[0] != m->chunk[1] ||
-                           m->batch[0] > 1 || m->batch[1] > 1;
+    const bool free_only =
+        cli_given(&c->line, "golden") || m->chunk[0] != m->chunk[1] || m->batch[0] != m->batch[1];
     m->mode = free_only ? BP_AB_FREE : BP_AB_SHADOW;
     if (mode != NULL) {
         if (strcmp(mode, "shadow") != 0 && strcmp(mode, "free") != 0)
