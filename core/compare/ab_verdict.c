@@ -115,6 +115,39 @@ static void find_first(struct bp_ab *ab)
                           o->slot, o->op, o->tap, o->max_abs, o->worst_pos, s->precision);
 }
 
+static bool was_called(const struct bp_ab *ab, const char *slot)
+{
+    for (uint32_t i = 0; i < ab->n_entries; ++i) {
+        if (strcmp(ab->entries[i]->op.slot, slot) == 0) return true;
+    }
+    return false;
+}
+
+/* A slot that the sides differ in but that these tokens never reach was not compared, and must not pass as if it were:
+ * a sentence about the first one, or NULL. Attention and experts only, whose forms depend on the tokens. */
+static const char *not_compared(struct bp_ab *ab)
+{
+    for (uint32_t i = 0; i < ab->n_choices[0]; ++i) {
+        const struct bp_choice *a = &ab->choices[0][i];
+        if (strncmp(a->slot, "mla.", 4) != 0 && strcmp(a->slot, "moe") != 0) continue;
+        if (was_called(ab, a->slot)) continue;
+        for (uint32_t j = 0; j < ab->n_choices[1]; ++j) {
+            const struct bp_choice *b = &ab->choices[1][j];
+            if (strcmp(a->slot, b->slot) != 0 || strcmp(a->provider, b->provider) == 0 ||
+                a->layer_end <= b->layer_begin || b->layer_end <= a->layer_begin)
+                continue;
+            return bpi_ab_text(ab,
+                               "%s, for which A has %s and B has %s, was never called and is not "
+                               "compared; %s",
+                               a->slot, a->provider, b->provider,
+                               strcmp(a->slot, "mla.decode") == 0
+                                   ? "-n N adds N tokens in the decode form"
+                                   : "give a longer text");
+        }
+    }
+    return NULL;
+}
+
 static void judge(struct bpi_ab_run *r)
 {
     struct bp_ab_summary *s = &r->ab->sum;
@@ -124,6 +157,7 @@ static void judge(struct bpi_ab_run *r)
     const bool limits = (!has_abs || s->max_abs <= p->max_abs) && (!has_kl || s->kl <= p->max_kl);
     /* In free mode the caller's limits are the question; what each tap did is then only told. */
     const bool asked = p->mode == BP_AB_FREE && (has_abs || has_kl);
+    const char *missed = not_compared(r->ab);
     s->pass = finite && r->stopped == NULL && limits && (asked || s->n_fail == 0);
     if (r->stopped != NULL)
         s->text = r->stopped;
@@ -135,6 +169,8 @@ static void judge(struct bpi_ab_run *r)
                         s->max_abs, s->kl);
     else if (!s->pass)
         s->text = bpi_ab_text(r->ab, "the sides differ: %s", s->first_text);
+    else if (missed != NULL)
+        s->text = missed;
     else if (s->first < 0)
         s->text = "the sides are equal, bit for bit where they were compared";
     else if (s->n_fail > 0)
@@ -144,6 +180,7 @@ static void judge(struct bpi_ab_run *r)
         s->text =
             bpi_ab_text(r->ab, "the sides agree to the precision in use (%s)%s", s->precision,
                         s->n_flip > 0 ? "; where they chose otherwise the gap is below it" : "");
+    if (missed != NULL) s->pass = false;
 }
 
 /* Where in a layer a tap is written; calls of one kind keep the order in which they were first seen. */

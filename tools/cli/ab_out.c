@@ -303,37 +303,6 @@ static void print_times(const struct bp_ab *ab)
     json_decref(list);
 }
 
-static bool was_called(const struct bp_ab *ab, const char *slot)
-{
-    struct bp_ab_op op;
-    for (uint32_t i = 0; op_at(ab, i, &op); ++i) {
-        if (strcmp(op.slot, slot) == 0) return true;
-    }
-    return false;
-}
-
-/* A slot that the sides differ in but that these tokens never reach is not compared, and must not look as if it were. */
-void ab_say_not_called(const struct bp_ab *ab)
-{
-    struct bp_choice a = {.h = BP_HDR(struct bp_choice, layer_end)}, b = a;
-    const char *last = "";
-    for (uint32_t i = 0; bp_ab_choice(ab, 0, i, &a) == BP_OK; ++i) {
-        if (strncmp(a.slot, "mla.", 4) != 0 && strcmp(a.slot, "moe") != 0) continue;
-        if (strcmp(a.slot, last) == 0 || was_called(ab, a.slot)) continue;
-        for (uint32_t j = 0; bp_ab_choice(ab, 1, j, &b) == BP_OK; ++j) {
-            if (strcmp(a.slot, b.slot) != 0 || strcmp(a.provider, b.provider) == 0) continue;
-            if (a.layer_end <= b.layer_begin || b.layer_end <= a.layer_begin) continue;
-            last = a.slot;
-            term_say("note: %s, for which A has %s and B has %s, was never called and is not "
-                     "compared; %s",
-                     a.slot, a.provider, b.provider,
-                     strcmp(a.slot, "mla.decode") == 0 ? "-n N adds N tokens in the decode form"
-                                                       : "give a longer text");
-            break;
-        }
-    }
-}
-
 void ab_print(const struct bp_ab *ab, bool all)
 {
     struct bp_ab_summary s = {.h = BP_HDR(struct bp_ab_summary, compare_bytes)};

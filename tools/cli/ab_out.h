@@ -14,7 +14,5 @@ struct ab_side_text { /* what a side is called in the output */
 json_t *ab_json(const struct cli *c, const struct bp_ab *ab, const struct ab_side_text side[2], const char *text,
                 double max_kl, double max_abs);
 void ab_print(const struct bp_ab *ab, bool all);
-/* Notes on standard error: slots that the sides differ in and that were never called. */
-void ab_say_not_called(const struct bp_ab *ab);
 
 #endif

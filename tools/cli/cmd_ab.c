@@ -395,7 +395,6 @@ static int32_t tell(struct ab_cmd *m)
     else if (rc == BP_OK)
         ab_print(m->ab, c->verbose);
     json_decref(o);
-    if (rc == BP_OK) ab_say_not_called(m->ab);
     return rc;
 }
 
