@@ -328,9 +328,9 @@ static int32_t flip_keys(struct pass *p, const struct tap *t, struct bpi_ab_entr
         if (a[x] < 0 || holds(b, t->width, a[x])) continue;
         while (y < t->width && (b[y] < 0 || holds(a, t->width, b[y]))) ++y;
         const int32_t other = y < t->width ? b[y++] : -1;
-        const double gap = rc == BP_OK && other >= 0 && (uint32_t)other <= pos
-                               ? fabs(scores[a[x]] - scores[other])
-                               : (double)NAN;
+        /* A faulty side may choose a key behind its own row, which has no score here. */
+        const bool known = (uint32_t)a[x] <= pos && other >= 0 && (uint32_t)other <= pos;
+        const double gap = rc == BP_OK && known ? fabs(scores[a[x]] - scores[other]) : (double)NAN;
         bpi_ab_add_flip(e, pos, a[x], other, gap, false);
     }
     bpi_free(scores);
