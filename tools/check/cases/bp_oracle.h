@@ -108,7 +108,7 @@ void bp_oracle_moe_run(uint32_t precision, const struct bp_oracle_moe *m, const 
 
 /* Rows of `width` numbers. Order: finite class of each element, then the bound of each element, then the norm of each
  * row. The bound is twice the baseline's error (its largest in the row, at least mag roundings) plus one ulp of the
- * output at the row's largest value. On failure `why` names row, column and the four numbers. */
+ * output at the row's largest value; four of each in f32, where sums round too (decision 0009). On failure `why` names row, column and the four numbers. */
 struct bp_oracle_compare {
     const double *got, *exact, *base, *mag; /* mag may be NULL */
     int64_t n_rows, width;
