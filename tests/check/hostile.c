@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const struct bp_host *host_of_this;
@@ -75,6 +76,11 @@ static void act(const char *mode)
     if (strcmp(mode, "no_memory") == 0) {
         const struct rlimit none = {0, 0};
         (void)setrlimit(RLIMIT_AS, &none);
+    }
+    if (strcmp(mode, "write") == 0) {
+        (void)mkdir("a", 0700);
+        (void)close(open("a/b.json", O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+        (void)close(open("c.json", O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     }
     if (strcmp(mode, "unmap") == 0) (void)munmap((void *)(uintptr_t)host_of_this, 1);
 }

@@ -62,12 +62,40 @@ class Usage(unittest.TestCase):
             rows = re.findall(r"^\| (KIT-[\d.]+) \| (.*) \| (.*) \| (?:loader, kit|kit) \|$", f.read(), re.M)
         self.assertEqual(rows, [(i, t.replace("|", "\\|"), o.replace("|", "\\|")) for i, t, o in listed])
 
+    def test_nothing_is_written_where_it_runs(self):
+        """A plugin that writes to the working folder does so in a folder that is gone afterwards."""
+        with tempfile.TemporaryDirectory() as here, tempfile.TemporaryDirectory() as tmp:
+            done = subprocess.run([CHECK, "--json", "--stage", "2", "--set", "mode=write", HOSTILE], cwd=here,
+                                  env=dict(os.environ, TMPDIR=tmp), capture_output=True, timeout=300, check=False)
+            self.assertIn(done.returncode, (0, 1), done)
+            self.assertEqual((os.listdir(here), os.listdir(tmp)), ([], []))
+            done = subprocess.run([CHECK, "--stage", "2", HOSTILE], env=dict(os.environ, TMPDIR=here + "/none"),
+                                  capture_output=True, timeout=300, check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, b""), done)
+            self.assertIn(b"TMPDIR", done.stderr)
+
     def test_json_of_the_reference(self):
         value = report("--reference", "--stage", "1,2", "--seed", "5")
         self.assertEqual((value["name"], value["seed"], value["file"]), ("ref", 5, None))
         self.assertEqual(value["findings"], [])
         self.assertEqual([s["stage"] for s in value["stages"]], [1, 2])
         self.assertIn("core", value["levels"])
+
+
+    def test_nothing_to_run_is_no_pass(self):
+        """A plugin whose ops are not made on the CPU was not looked at, and the report says so."""
+        value = report("--quick", HOSTILE)
+        self.assertEqual(rules(value), set())
+        self.assertEqual({s["stage"]: s["pass"] for s in value["stages"]},
+                         {0: True, 1: True, 2: True, 3: True, 4: True, 5: None, 6: None, 10: None})
+        self.assertEqual(value["levels"], {"core": "nothing was run", "deterministic": "nothing was run",
+                                           "wrappers": "nothing was run"})
+        text = run("--quick", HOSTILE).stdout.decode()
+        for stage in (5, 6, 10):
+            self.assertIn(f"stage {stage}: nothing to run\n", text)
+        self.assertNotIn("core: pass", text)
+        value = report("--reference", "--stage", "6", "--iface", "bp.coll")
+        self.assertIn({"stage": 6, "pass": True}, value["stages"])
 
 
 class Files(unittest.TestCase):

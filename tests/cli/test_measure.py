@@ -52,7 +52,7 @@ class Verify(CliCase):
 
     def test_text(self):
         r = self.good("verify", "-m", ZOO_V3, "--golden", ZOO_V3_GOLDEN, *F32)
-        self.assertEqual((r.err, len([x for x in r.out.splitlines() if x.startswith(b"prompt ")])), (b"", 2))
+        self.assertEqual((r.err, len([x for x in r.out.splitlines() if x.startswith(b"prompt ")])), (b"backends: ref in all slots\n", 2))
 
     # ---- damaged golden values ----
 
@@ -175,6 +175,14 @@ class Verify(CliCase):
         self.refused("verify", "-m", MODEL, "--golden", ZOO_V3_GOLDEN, says="another model", code="E_FORMAT")
         self.refused("verify", "-m", ZOO_V3, "--golden", self.tmp + "/none", code="E_IO")
         self.refused("verify", "-m", ZOO_V3, "--golden", self.file("cut", read(ZOO_V3_GOLDEN)[:5000]), code="E_FORMAT")
+
+    def test_says_who_computed(self):
+        r = self.good("verify", "-m", ZOO_V3, "--golden", ZOO_V3_GOLDEN, *F32)
+        self.assertEqual(r.err, b"backends: ref in all slots\n")
+        r = self.good("verify", "-m", ZOO_V3, "--golden", ZOO_V3_GOLDEN, *F32, "-v")
+        self.assertNotIn(b"backends: ", r.err)  # said slot by slot
+        r = self.good("verify", "-m", ZOO_V3, "--golden", ZOO_V3_GOLDEN, *F32, "--json")
+        self.assertEqual(r.err, b"")
 
     def test_context_of_the_user_is_respected(self):
         self.refused("verify", "-m", ZOO_V3, "--golden", ZOO_V3_GOLDEN, "-s", "engine.ctx=30", says="30",

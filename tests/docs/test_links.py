@@ -1,9 +1,12 @@
 """test_links.py - every relative link of the documentation leads to something that exists, anchors included.
 
-Links to the network are not followed. BP_SOURCE is set by CMake. SPDX-License-Identifier: MIT
+Links to the network are not followed. The same of the pages as they are installed, where headers and the INI lie elsewhere.
+BP_SOURCE, BP_BUILD and BP_CMAKE are set by CMake. SPDX-License-Identifier: MIT
 """
 import os
+import subprocess
 import sys
+import tempfile
 import unittest
 from urllib.parse import unquote
 
@@ -38,6 +41,26 @@ class Links(unittest.TestCase):
             bad += bad_links(SOURCE, page)
         self.assertGreater(n, 50)
         self.assertEqual(bad, [])
+
+    def test_installed(self):
+        with tempfile.TemporaryDirectory(prefix="bp-links-") as prefix:
+            subprocess.run([os.environ["BP_CMAKE"], "--install", os.environ["BP_BUILD"], "--prefix", prefix], check=True,
+                           capture_output=True, timeout=300)
+            pages = [os.path.relpath(os.path.join(folder, n), prefix) for folder, _, names in os.walk(prefix)
+                     for n in names if n.endswith(".md")]
+            # Nothing is left out, and every link that was rewritten leads to what is installed.
+            top = "share/doc/backplane"
+            self.assertLessEqual({f"{top}/{p}" for p in doc_pages.pages(SOURCE) if p.startswith("docs/") or "/" not in p},
+                                 set(pages))
+            bad, outside = [], 0
+            for page in pages:
+                bad += bad_links(prefix, page)
+                for _, target in doc_pages.links(doc_pages.read(os.path.join(prefix, page))):
+                    full = os.path.normpath(os.path.join(os.path.dirname(page), unquote(target).partition("#")[0]))
+                    self.assertFalse(full.startswith(".."), f"{page}: {target} leaves the prefix")
+                    outside += full.startswith(("include/", "share/backplane/"))
+            self.assertEqual(bad, [])
+            self.assertGreater(outside, 20)
 
     def test_every_page_of_docs_is_linked(self):
         """A page that nobody links to is not found."""

@@ -116,7 +116,7 @@ class DropIn(unittest.TestCase):
         for path in ("bin/backplane", "include/backplane/sdk.h", "include/backplane/plugin.h",
                      "lib/cmake/Backplane/BackplaneConfig.cmake", "lib/pkgconfig/backplane-plugin.pc",
                      "share/backplane/backplane.ini", "share/backplane/profiles/cpu.ini",
-                     "share/doc/backplane/LICENSE", "share/doc/backplane/sdk.md"):
+                     "share/doc/backplane/LICENSE", "share/doc/backplane/docs/sdk.md"):
             self.assertTrue(os.path.isfile(os.path.join(self.prefix, path)), path)
         for folder, _, names in os.walk(os.path.join(self.prefix, "lib")):
             for name in names:
@@ -173,6 +173,16 @@ class DropIn(unittest.TestCase):
         self.assertEqual(listed["dropin"]["interfaces"], ["bp.mla.decode", "bp.quant"])
         self.assertEqual(listed["count"]["kind"], "wrapper")
 
+    def test_conformance(self):
+        """The kit that is installed beside the program has nothing against the plugins."""
+        kit = os.path.join(self.prefix, "bin", "backplane-check")
+        for plugin in (self.dropin, self.simple, self.count):
+            # A wrapper is run around every op of the reference, which takes a minute: a part of the grid does here.
+            args = ["--quick"] if plugin == self.count else []
+            done = subprocess.run([kit, "--json", *args, plugin], capture_output=True, text=True, check=False, timeout=600)
+            report = json.loads(done.stdout)
+            self.assertEqual((done.returncode, report["findings"]), (0, []), plugin)
+
     # ---- what the plugin computes ----
 
     def test_attention_passes_goldens(self):
@@ -215,6 +225,12 @@ class DropIn(unittest.TestCase):
                 self.assertGreater(broken["mean_kl"], 2 * ref["mean_kl"])
                 self.assertNotEqual(broken["max_abs_logits"], j["max_abs_logits"])
                 self.assertGreater(min(self.calls(said)), 0)
+
+    def test_verify_says_who_computed(self):
+        model, golden = zoo("v3")
+        done = subprocess.run([self.program, "verify", "-m", model, "--golden", golden, "-s", "slots.mla.decode=dropin",
+                               "-s", "kv.dtype=f32"], capture_output=True, text=True, check=True, timeout=600)
+        self.assertEqual(done.stderr.splitlines()[-1:], ["backends: mla.decode dropin, else ref"])
 
     def test_not_named_not_used(self):
         # The same program and the same folder: where another is named, the plugin is not even opened.

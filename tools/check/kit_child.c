@@ -1,10 +1,12 @@
 /* kit_child.c - see kit_child.h. Whatever a plugin does - crash, hang, exit, close the pipe, fill it with noise - the
  * parent reads what makes sense, kills what is left, and tells how it ended. SPDX-License-Identifier: MIT */
-#define _GNU_SOURCE /* memfd_create, pipe2 */
+#define _GNU_SOURCE /* memfd_create, pipe2, nftw */
 #include "kit_child.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -100,13 +102,14 @@ static void limit(int what, rlim_t n)
 }
 
 static void child(const struct kit_options *o, struct kit_place *place, uint32_t stage,
-                  const char *iface, int out, void (*fn)(struct kit *k))
+                  const char *iface, const char *folder, int out, void (*fn)(struct kit *k))
 {
     struct kit *k = calloc(1, sizeof *k);
     struct kit_record done = {.magic = KIT_MAGIC, .kind = KIT_DONE, .stage = stage};
     if (k == NULL) _exit(1);
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)setpgid(0, 0);
+    if (chdir(folder) != 0) _exit(1);
     limit(RLIMIT_CORE, 0);
     limit(RLIMIT_NOFILE, 512);
     limit(RLIMIT_FSIZE, SPILL_MAX);
@@ -233,14 +236,43 @@ static void tell_end(struct watch *w, int status, bool hangs, uint32_t timeout_s
     w->sink(w->ctx, &r);
 }
 
+/* ---- the folder that a child works in ---- */
+
+/* What a plugin writes by a relative name, a trace for example, must not land where the user happens to be. */
+static bool make_folder(char *path, size_t cap)
+{
+    const char *tmp = getenv("TMPDIR");
+    if (tmp == NULL || tmp[0] != '/') tmp = "/tmp";
+    int n = snprintf(path, cap, "%s/backplane-check-XXXXXX", tmp);
+    return n > 0 && (size_t)n < cap && mkdtemp(path) != NULL;
+}
+
+static int remove_one(const char *path, const struct stat *st, int what, struct FTW *at)
+{
+    (void)st;
+    (void)what;
+    (void)at;
+    (void)remove(path);
+    return 0;
+}
+
+static void remove_folder(const char *path)
+{
+    (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+}
+
 bool kit_child_run(const struct kit_options *o, uint32_t stage, const char *iface,
                    void (*fn)(struct kit *k), kit_sink sink, void *ctx)
 {
+    char folder[PATH_MAX];
     int ends[2], status = 0;
     struct kit_place *place =
         mmap(NULL, sizeof *place, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (place == MAP_FAILED) return false;
-    if (pipe2(ends, O_CLOEXEC) != 0) {
+    const bool has_folder = make_folder(folder, sizeof folder);
+    if (!has_folder) (void)fprintf(stderr, "backplane-check: no folder can be made in TMPDIR\n");
+    if (!has_folder || pipe2(ends, O_CLOEXEC) != 0) {
+        if (has_folder) remove_folder(folder);
         (void)munmap(place, sizeof *place);
         return false;
     }
@@ -248,7 +280,7 @@ bool kit_child_run(const struct kit_options *o, uint32_t stage, const char *ifac
     pid_t pid = fork();
     if (pid == 0) {
         (void)close(ends[0]);
-        child(o, place, stage, iface, ends[1], fn);
+        child(o, place, stage, iface, folder, ends[1], fn);
         _exit(0);
     }
     (void)close(ends[1]);
@@ -270,6 +302,7 @@ bool kit_child_run(const struct kit_options *o, uint32_t stage, const char *ifac
         if (hangs || (!peaceful && !told)) tell_end(&w, status, hangs, o->timeout_s);
     }
     (void)close(ends[0]);
+    remove_folder(folder);
     (void)munmap(place, sizeof *place);
     return pid > 0;
 }

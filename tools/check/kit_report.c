@@ -5,7 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CORE = 0x7f, DETERMINISTIC = 1u << 6, WRAPPERS = 1u << 10 };
+enum {
+    CORE = 0x7f,
+    DETERMINISTIC = 1u << 6,
+    WRAPPERS = 1u << 10,
+    CASES = 1u << 5 | 1u << 6 | 1u << 10 /* stages that consist of cases */
+};
 
 static bool same(const struct kit_record *a, const struct kit_record *b)
 {
@@ -58,12 +63,31 @@ void kit_report_free(struct kit_report *p)
 
 /* ---- levels ---- */
 
+/* Was there a case in this stage? Those that go by cases tell how many there were. */
+static bool ran_cases(const struct kit_report *p, uint32_t stage)
+{
+    if ((CASES >> stage & 1) == 0) return true;
+    for (uint32_t i = 0; i < p->n; ++i) {
+        const struct kit_record *r = &p->records[i];
+        if (r->kind == KIT_SUMS && r->stage == stage && r->n[0] > 0) return true;
+    }
+    return false;
+}
+
+/* What became of a stage that was run. */
+static const char *outcome(const struct kit_report *p, uint32_t stage)
+{
+    return (p->failed >> stage & 1) != 0 ? "FAIL" : ran_cases(p, stage) ? "ok" : "nothing to run";
+}
+
 static void core_level(const struct kit_report *p, char *out, size_t cap)
 {
     size_t n = 0;
     if ((p->failed & CORE) == 0) {
         (void)snprintf(out, cap, "%s",
-                       (p->ran & CORE) == CORE ? "pass" : "not all stages were run");
+                       (p->ran & CORE) != CORE              ? "not all stages were run"
+                       : ran_cases(p, 5) && ran_cases(p, 6) ? "pass"
+                                                            : "nothing was run");
         return;
     }
     n += (size_t)snprintf(out, cap, "FAIL at stage");
@@ -98,7 +122,8 @@ static const char *determinism(const struct kit_report *p)
 static const char *wrapper_level(const struct kit_report *p)
 {
     if ((p->ran & WRAPPERS) == 0) return "stage 10 was not run";
-    return (p->failed & WRAPPERS) != 0 ? "FAIL" : "pass";
+    if ((p->failed & WRAPPERS) != 0) return "FAIL";
+    return ran_cases(p, 10) ? "pass" : "nothing was run";
 }
 
 /* ---- text ---- */
@@ -129,8 +154,7 @@ static void print_text(const struct kit_report *p, const struct kit_options *o)
         }
     }
     for (uint32_t s = 0; s < 16; ++s) {
-        if ((p->ran >> s & 1) != 0)
-            (void)printf("stage %u: %s\n", s, (p->failed >> s & 1) != 0 ? "FAIL" : "ok");
+        if ((p->ran >> s & 1) != 0) (void)printf("stage %u: %s\n", s, outcome(p, s));
     }
     core_level(p, core, sizeof core);
     (void)printf("core: %s\ndeterministic: %s\nwrappers: %s\ngraph: not checked on the CPU\n", core,
@@ -191,9 +215,10 @@ static void print_json(const struct kit_report *p, const struct kit_options *o)
                                                         "declined", r->n[1]));
     }
     for (uint32_t s = 0; s < 16; ++s) {
-        if ((p->ran >> s & 1) != 0)
-            (void)json_array_append_new(
-                stages, json_pack("{s:i, s:b}", "stage", s, "pass", (p->failed >> s & 1) == 0));
+        if ((p->ran >> s & 1) == 0) continue;
+        const bool failed = (p->failed >> s & 1) != 0;
+        json_t *pass = !failed && !ran_cases(p, s) ? json_null() : json_boolean(!failed);
+        (void)json_array_append_new(stages, json_pack("{s:i, s:o}", "stage", s, "pass", pass));
     }
     core_level(p, core, sizeof core);
     (void)json_object_set_new(levels, "core", text(core));

@@ -303,6 +303,31 @@ static int32_t run_all(struct verify *v)
     return rc;
 }
 
+/* "backends: mla.decode dropin; all other slots ref": who is answerable for what was just printed. */
+static void say_backends(const struct cli *c)
+{
+    struct bp_choice row = {.h = BP_HDR(struct bp_choice, layer_end)}, other = row;
+    char line[1024];
+    size_t n = 0, n_ref = 0;
+    for (uint32_t i = 0; bp_session_choice(c->session, i, &row) == BP_OK; ++i) {
+        bool told = false;
+        if (strcmp(row.provider, "ref") == 0) {
+            ++n_ref;
+            continue;
+        }
+        for (uint32_t k = 0; k < i && !told; ++k)
+            told = bp_session_choice(c->session, k, &other) == BP_OK &&
+                   strcmp(other.slot, row.slot) == 0 && strcmp(other.provider, row.provider) == 0;
+        if (told || n >= sizeof line) continue;
+        n += (size_t)snprintf(line + n, sizeof line - n, "%s%s %s", n != 0 ? ", " : "", row.slot,
+                              row.provider);
+    }
+    if (n == 0)
+        term_say("backends: ref in all slots");
+    else
+        term_say("backends: %.900s%s", line, n_ref != 0 ? ", else ref" : "");
+}
+
 static int32_t cmd_verify(struct cli *c)
 {
     struct verify v = {.c = c};
@@ -323,6 +348,7 @@ static int32_t cmd_verify(struct cli *c)
         fill_json(&v, &d);
     else
         print_text(&v, &d);
+    if (!c->json && !c->verbose) say_backends(c); /* -v has said it at length */
 done:
     for (uint32_t n = 0; v.results != NULL && n < v.golden.n_prompts; ++n)
         measure_end(&v.results[n]);

@@ -27,7 +27,9 @@ static int32_t decode_supports(void *self, const void *problem, struct bp_verdic
 }
 
 struct scratch {
-    float *q, *key, *acc, *score; /* (PARTS, width) twice, (PARTS, latent), (PARTS, max_kv) */
+    float *q, *key; /* (PARTS, width) twice */
+    double *acc,
+        *score; /* (PARTS, latent), (PARTS, max_kv): the kit allows twice the reference's error, not more */
 };
 
 static void take(struct bp_area *a, uint64_t width, uint64_t latent, uint64_t n_key,
@@ -35,8 +37,8 @@ static void take(struct bp_area *a, uint64_t width, uint64_t latent, uint64_t n_
 {
     s->q = bp_area_take(a, PARTS * width, sizeof(float));
     s->key = bp_area_take(a, PARTS * width, sizeof(float));
-    s->acc = bp_area_take(a, PARTS * latent, sizeof(float));
-    s->score = n_key <= UINT64_MAX / PARTS ? bp_area_take(a, PARTS * n_key, sizeof(float)) : NULL;
+    s->acc = bp_area_take(a, PARTS * latent, sizeof(double));
+    s->score = bp_area_take(a, n_key, PARTS * sizeof(double));
 }
 
 static int32_t decode_workspace(void *self, const void *problem_max, struct bp_workspace *out,
@@ -96,13 +98,12 @@ static void attend(const struct job *j, int64_t row, int64_t head, uint64_t part
 {
     const struct bp_mla_decode_args *a = j->a;
     float *q = j->s.q + (int64_t)part * j->width, *key = j->s.key + (int64_t)part * j->width;
-    float *acc = j->s.acc + (int64_t)part * j->latent,
-          *score = j->s.score + (int64_t)part * j->n_key;
+    double *acc = j->s.acc + (int64_t)part * j->latent,
+           *score = j->s.score + (int64_t)part * j->n_key;
     const int32_t *list;
     const int64_t n = n_keys(j, row, &list);
-    float max = -INFINITY;
-    double sum = 0.0;
-    for (int64_t i = 0; i < j->latent; ++i) acc[i] = 0.0f;
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t i = 0; i < j->latent; ++i) acc[i] = 0.0;
     if (n > 0) bp_load(q, bp_at(&a->q, row, head, 0), a->q.dtype, j->width);
     for (int64_t at = 0; at < n; ++at) {
         const int64_t slot = slot_of(j, list, row, at);
@@ -111,22 +112,22 @@ static void attend(const struct job *j, int64_t row, int64_t head, uint64_t part
         if (slot < 0) continue;
         bp_load(key, cached(j, slot), j->kv_dtype, j->width);
         for (int64_t i = 0; i < j->width; ++i) dot += (double)q[i] * (double)key[i];
-        score[at] = (float)(dot * (double)a->scale);
+        score[at] = dot * (double)a->scale;
         if (!(score[at] <= max)) max = score[at];
     }
     for (int64_t at = 0; at < n; ++at) {
         const int64_t slot = slot_of(j, list, row, at);
         if (slot < 0) continue;
-        const double weight = exp((double)score[at] - (double)max);
+        const double weight = exp(score[at] - max);
         bp_load(key, cached(j, slot), j->kv_dtype, j->latent);
-        for (int64_t i = 0; i < j->latent; ++i) acc[i] += (float)weight * key[i];
+        for (int64_t i = 0; i < j->latent; ++i) acc[i] += weight * (double)key[i];
         sum += weight;
     }
-    for (int64_t i = 0; sum != 0.0 && i < j->latent; ++i) acc[i] = (float)((double)acc[i] / sum);
-    bp_store(bp_at(&a->out, row, head, 0), a->out.dtype, acc, j->latent);
+    for (int64_t i = 0; i < j->latent; ++i)
+        q[i] = sum != 0.0 ? (float)(acc[i] / sum) : 0.0f; /* the query is no longer needed */
+    bp_store(bp_at(&a->out, row, head, 0), a->out.dtype, q, j->latent);
     if (a->lse.data != NULL)
-        *(float *)bp_at(&a->lse, row, head, 0) =
-            sum != 0.0 ? (float)((double)max + log(sum)) : -INFINITY;
+        *(float *)bp_at(&a->lse, row, head, 0) = sum != 0.0 ? (float)(max + log(sum)) : -INFINITY;
 }
 
 static void run_parts(void *arg, uint64_t begin, uint64_t end)
@@ -221,7 +222,13 @@ static int32_t plugin_op_create(void *plugin, const struct bp_op_entry *entry,
     if (n_inner != 0 || (dev != NULL && dev->kind != BP_DEV_HOST))
         return bp_error_set(err, BP_DECLINED, NAME, entry->iface,
                             "a backend for the CPU that wraps nothing");
-    out->vt = strcmp(entry->iface, "bp.mla.decode") == 0 ? &dropin_decode.base : &dropin_quant.base;
+    if (strcmp(entry->iface, "bp.mla.decode") == 0)
+        out->vt = &dropin_decode.base;
+    else if (strcmp(entry->iface, "bp.quant") == 0)
+        out->vt = &dropin_quant.base;
+    else
+        return bp_error_set(err, BP_DECLINED, NAME, entry->iface,
+                            "only bp.mla.decode and bp.quant are offered");
     out->self = plugin;
     return BP_OK;
 }
