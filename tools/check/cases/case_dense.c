@@ -21,9 +21,12 @@ static const struct bp_dense_ops *ops_of(const struct bp_case_suite *s)
     return (const struct bp_dense_ops *)(const void *)s->target->op.vt;
 }
 
+enum { APART, IN_X, IN_OTHER }; /* where y lies */
+
 /* A call on n rows, or on one of them alone. */
 struct rows_call {
-    uint32_t op, style;
+    uint32_t op, style, place;
+    struct bp_case_tensor *both; /* in place: what is read as x or other, and written as y */
     struct bp_case_tensor *x, *other, *w, *b, *y, *alone, *positions, *cos_table, *sin_table;
     int64_t only_row;
 };
@@ -37,12 +40,27 @@ static struct bp_tensor rows_of(const struct rows_call *c, const struct bp_case_
     return view;
 }
 
+static struct bp_tensor x_of(const struct rows_call *c)
+{
+    return c->place == IN_X ? c->both->t : rows_of(c, c->x);
+}
+
+static struct bp_tensor other_of(const struct rows_call *c)
+{
+    return c->place == IN_OTHER ? c->both->t : rows_of(c, c->other);
+}
+
+static struct bp_tensor y_of(const struct rows_call *c)
+{
+    return c->place != APART ? c->both->t : c->only_row < 0 ? c->y->t : c->alone->t;
+}
+
 static int32_t call_rows(struct bp_case_suite *s, void *arg, struct bp_error *err)
 {
     const struct rows_call *c = arg;
     const struct bp_dense_ops *ops = ops_of(s);
     void *self = s->target->op.self;
-    const struct bp_tensor x = rows_of(c, c->x), y = c->only_row < 0 ? c->y->t : c->alone->t;
+    const struct bp_tensor x = x_of(c), y = y_of(c);
     if (c->op == BP_DENSE_OP_RMS) {
         struct bp_dense_rms_args a = {.h = BP_HDR(struct bp_dense_rms_args, reserved),
                                       .x = x,
@@ -75,7 +93,7 @@ static int32_t call_rows(struct bp_case_suite *s, void *arg, struct bp_error *er
         return ops->rope(self, &s->launch, &a, err);
     }
     struct bp_dense_pair_args a = {
-        .h = BP_HDR(struct bp_dense_pair_args, y), .a = x, .b = rows_of(c, c->other), .y = y};
+        .h = BP_HDR(struct bp_dense_pair_args, y), .a = x, .b = other_of(c), .y = y};
     bp_case_ports(s, c->op, &a);
     return c->op == BP_DENSE_OP_ADD ? ops->add(self, &s->launch, &a, err)
                                     : ops->silu_mul(self, &s->launch, &a, err);
@@ -92,13 +110,36 @@ static struct bp_dense_problem problem_of(uint32_t op, int64_t n, int64_t width,
                                      .y_dtype = dtype[1]};
 }
 
-/* Judges y, then the same call again, then the first and the last row alone. */
+/* The same numbers where the slot header lets y be an input: rms without add, rope, pairs. Few rows are enough. */
+static void in_place(struct bp_case_suite *s, struct rows_call *c, const double *exact,
+                     const double *base, const double *mag, uint32_t precision)
+{
+    const bool pair = c->op == BP_DENSE_OP_ADD || c->op == BP_DENSE_OP_SILU_MUL;
+    const int64_t n = c->y->t.dim[0];
+    if (c->x->t.dtype != c->y->t.dtype || n == 0 || n > 17 || c->op == BP_DENSE_OP_LAYERNORM ||
+        (c->other != NULL && !pair))
+        return;
+    for (c->place = IN_X; c->place <= (pair ? IN_OTHER : IN_X); ++c->place) {
+        const struct bp_case_tensor *from = c->place == IN_X ? c->x : c->other;
+        c->both = bp_case_tensor(s, from->t.dtype, from->t.ndim, from->t.dim, 8, true);
+        for (int64_t i = 0; i < bp_case_count(from); ++i)
+            bp_case_put(c->both, i, bp_case_get(from, i));
+        if (bp_case_run(s, call_rows, c))
+            (void)bp_case_judge(s, c->both, exact, base, mag, precision,
+                                c->place == IN_X ? "y in place of the first input"
+                                                 : "y in place of the second input");
+    }
+    c->place = APART;
+}
+
+/* Judges y, then the same call again, in place, then the first and the last row alone. */
 static void finish(struct bp_case_suite *s, struct rows_call *c, const double *exact,
                    const double *base, const double *mag, uint32_t precision)
 {
     const int64_t n = c->y->t.dim[0];
     (void)bp_case_judge(s, c->y, exact, base, mag, precision, "y");
     (void)bp_case_repeat(s, call_rows, c);
+    in_place(s, c, exact, base, mag, precision);
     if (s->answer.verdict.determinism < BP_DET_BATCH || c->other == NULL ||
         c->op == BP_DENSE_OP_RMS)
         return;
@@ -371,7 +412,7 @@ static void embed_case(struct bp_case_suite *s, struct bp_case_target *target,
     p.type = info->type;
     if (!bp_case_begin(s, target, &p, "embed %s tok %lld y %u", info->name, (long long)n, y_dtype))
         return;
-    bp_oracle_weight_init(&w, &s->rng, info->type, width, VOCAB, 1, 1.0f);
+    bp_oracle_weight_init(&w, &s->rng, info->type, width, VOCAB, 1, 0.75f);
     struct bp_raw raw = bp_oracle_raw(&w, "conform.table");
     (void)bp_case_prepared(s, ops_of(s)->prepare(s->target->op.self, &raw, &c.table, NULL, &err),
                            &err);

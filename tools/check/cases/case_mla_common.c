@@ -59,13 +59,16 @@ static void gather_parts(struct mla_suite *s, struct mla_op *op, const struct ml
 }
 
 /* Rows of the cache against norm and rotation of what was written. */
-static void cache_case(struct mla_suite *s, struct mla_op *op, const struct mla_dims *d)
+static void cache_case(struct mla_suite *s, struct mla_op *op, const struct mla_dims *d,
+                       bool with_nan)
 {
     struct mla_filled x;
     struct bp_kv_layout layout = {.h = BP_HDR(struct bp_kv_layout, name)};
     const struct bp_mla_problem p = mla_problem(d);
     mla_label(s, "cache_write and gather", d);
+    if (with_nan) mla_label_more(s, ", a NaN in a token");
     if (!mla_begin(s) || !mla_ask(s, op, &p)) return;
+    s->has_nan = with_nan;
     if (COMMON(op)->layouts(op->ref.self, &p, 0, &layout) != BP_OK) {
         (void)mla_fail(s, "6.13", "serves the problem, but lists no layout");
         return;
@@ -128,7 +131,8 @@ struct up {
     struct bp_oracle_weight k, v, kv; /* kv is used in the joint form */
     bool joint;
     struct bp_mla_weights w;
-    double *rows[2]; /* [H][P + V][C]: exact, rounded to the provider's precision */
+    double *
+        rows[2]; /* [H][P + V][C]: of the whole model, exact, rounded to the provider's precision */
 };
 
 /* Split, flat (two dimensions) or joint, in turn; block types where the rows allow them. */
@@ -149,12 +153,12 @@ static void make_up(struct mla_suite *s, struct up *u, const struct mla_dims *d,
                                    .kv_rank = d->c,
                                    .head_end = d->h};
     if (u->joint) {
-        bp_oracle_weight_init(&u->kv, &s->rng, v_type, c, h * (p + v), 1, 1.0f);
+        bp_oracle_weight_init(&u->kv, &s->rng, v_type, c, h * (p + v), 1, 0.75f);
         u->w.kv_b = bp_oracle_raw(&u->kv, "attn_kv_b");
     } else {
         const bool flat = turn % 3 == 1;
         bp_oracle_weight_init(&u->k, &s->rng, k_type, p, flat ? c * h : c, flat ? 1 : h, 0.5f);
-        bp_oracle_weight_init(&u->v, &s->rng, v_type, c, flat ? v * h : v, flat ? 1 : h, 1.0f);
+        bp_oracle_weight_init(&u->v, &s->rng, v_type, c, flat ? v * h : v, flat ? 1 : h, 1.25f);
         u->w.k_b = bp_oracle_raw(&u->k, "attn_k_b");
         u->w.v_b = bp_oracle_raw(&u->v, "attn_v_b");
     }
@@ -182,7 +186,7 @@ static void up_free(struct up *u)
     free(u->rows[1]);
 }
 
-/* For each row and head: rows [begin, end) of the weights (transposed: their columns) times x. */
+/* For each row and head of this rank: rows [begin, end) of the weights (transposed: their columns) times x. */
 static struct mla_judged products(const struct up *u, const struct mla_dims *d, const double *x,
                                   int64_t n, bool per_head, bool transposed, int64_t begin,
                                   int64_t end)
@@ -194,7 +198,8 @@ static struct mla_judged products(const struct up *u, const struct mla_dims *d, 
         const uint32_t precision = k == 0 ? BP_ORACLE_EXACT : bp_oracle_precision_of(d->act);
         for (int64_t t = 0; t < n; ++t) {
             for (int64_t h = 0; h < d->h; ++h) {
-                struct bp_oracle_product p = {.w = u->rows[k] + (h * n_row + begin) * d->c,
+                struct bp_oracle_product p = {.w = u->rows[k] +
+                                                   ((u->w.head_begin + h) * n_row + begin) * d->c,
                                               .x = x + (per_head ? t * d->h + h : t) * n_in,
                                               .rows = n_out,
                                               .cols = n_in};
@@ -240,16 +245,26 @@ static void absorb_side(struct mla_suite *s, struct mla_op *op, const struct up 
     }
 }
 
-static void weights_case(struct mla_suite *s, struct mla_op *op, const struct mla_dims *d,
+/* In turn all heads of the model, or those in its middle: what one rank of several has. */
+static void weights_case(struct mla_suite *s, struct mla_op *op, const struct mla_dims *whole,
                          unsigned turn)
 {
     struct bp_error err = BP_ERROR_INIT;
-    struct bp_mla_problem p = mla_problem(d);
+    const bool shard = turn % 5 == 1 && whole->h > 1;
+    const uint32_t begin = shard ? whole->h / 3 : 0, end = whole->h - (shard ? whole->h / 4 : 0);
+    struct mla_dims own = *whole;
+    const struct mla_dims *d = &own;
+    struct bp_mla_problem p;
     struct up u;
     void *handle = NULL;
-    mla_label(s, "expand and absorb", d);
+    own.h = end - begin;
+    p = mla_problem(d);
+    mla_label(s, "expand and absorb", whole);
+    if (shard) mla_label_more(s, ", heads %u to %u", begin, end - 1);
     if (!mla_begin(s)) return;
-    make_up(s, &u, d, turn);
+    make_up(s, &u, whole, turn);
+    u.w.head_begin = begin;
+    u.w.head_end = end;
     p.type_k = u.joint ? u.kv.type : u.k.type;
     p.type_v = u.joint ? u.kv.type : u.v.type;
     if (!mla_ask(s, op, &p)) {
@@ -373,7 +388,7 @@ void case_mla_common(struct kit *kit)
         struct mla_dims d = {3, 48, mla_latent[k / 9].r, 40, mla_latent[k / 9].c, 0, 0};
         d.act = mla_dtypes[k % 3];
         d.kv = mla_dtypes[k / 3 % 3];
-        cache_case(s, &op, &d);
+        cache_case(s, &op, &d, k % 6 == 4);
         mla_case_end(s);
     }
     for (int k = 0; k < 5 * 4 * 2; ++k) {

@@ -291,7 +291,7 @@ static void layer_make(struct bp_case_suite *s, struct layer *y, const struct sh
         if (inner == 0) continue;
         bp_oracle_weight_init(&y->w[i], &s->rng, shared ? type[2] : type[down ? 1 : 0],
                               down ? inner : d->n_embd, down ? d->n_embd : inner,
-                              shared ? 1 : d->n_expert, 1.0f);
+                              shared ? 1 : d->n_expert, down ? 0.75f : 1.25f);
         *raws[i] = bp_oracle_raw(&y->w[i], "conform.experts");
         if (shared) continue;
         raws[i]->begin[2] = d->begin;

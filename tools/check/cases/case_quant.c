@@ -24,7 +24,8 @@ struct product {
     double *part[MAX_W]; /* (rows, cols) of the part */
     void *handle[MAX_W];
     struct bp_case_tensor *x, *norm_w, *residual, *y[MAX_W], *alone[MAX_W];
-    int64_t only_row; /* -1: all rows; else this row alone, into `alone` */
+    struct bp_case_tensor *both; /* not NULL: the residual, and y in place of it */
+    int64_t only_row;            /* -1: all rows; else this row alone, into `alone` */
     double *exact[MAX_W], *base[MAX_W], *mag[MAX_W];
 };
 
@@ -58,7 +59,9 @@ static int32_t call_matmul(struct bp_case_suite *s, void *arg, struct bp_error *
                                      .epilogue = p->form.epilogue,
                                      .eps = 1e-6f};
     if (p->norm_w != NULL) a.norm_w = p->norm_w->t;
-    if (p->residual != NULL)
+    if (p->both != NULL)
+        a.residual = outs[0].y = p->both->t;
+    else if (p->residual != NULL)
         a.residual = p->only_row < 0 ? p->residual->t : row_of(p->residual, p->only_row);
     bp_case_ports(s, BP_QUANT_OP_MATMUL, &a);
     return ops_of(s)->matmul(s->target->op.self, &s->launch, &a, err);
@@ -131,7 +134,7 @@ static void make_weights(struct bp_case_suite *s, struct product *p,
         struct bp_error err = BP_ERROR_INIT;
         const int64_t more_rows = p->rows[i] - p->rows[0];
         bp_oracle_weight_init(&p->w[i], &s->rng, shapes[i].type, p->whole[0],
-                              p->whole[1] + more_rows, 1, i == 0 ? 1.0f : 0.75f);
+                              p->whole[1] + more_rows, 1, i == 0 ? 1.25f : 0.75f);
         struct bp_raw raw = bp_oracle_raw(&p->w[i], "conform.weight");
         raw.begin[0] = p->begin[0];
         raw.end[0] = p->begin[0] + p->cols;
@@ -173,6 +176,19 @@ static void make_tensors(struct bp_case_suite *s, struct product *p,
     }
 }
 
+/* A residual may be y itself. */
+static void in_place(struct bp_case_suite *s, struct product *p, uint32_t precision)
+{
+    const struct bp_case_tensor *from = p->residual;
+    if (from == NULL || p->n_tok == 0) return;
+    p->both = bp_case_tensor(s, from->t.dtype, 2, from->t.dim, 8, true);
+    for (int64_t i = 0; i < bp_case_count(from); ++i) bp_case_put(p->both, i, bp_case_get(from, i));
+    if (bp_case_run(s, call_matmul, p))
+        (void)bp_case_judge(s, p->both, p->exact[0], p->base[0], p->mag[0], precision,
+                            "y in place of the residual");
+    p->both = NULL;
+}
+
 static void check_product(struct bp_case_suite *s, struct product *p, uint32_t x_dtype)
 {
     const uint32_t n_y = p->form.epilogue == BP_EPILOGUE_SILU_MUL ? 1 : p->form.n_w;
@@ -185,6 +201,7 @@ static void check_product(struct bp_case_suite *s, struct product *p, uint32_t x
                             i == 0 ? "y" : "y of a further weight");
     }
     (void)bp_case_repeat(s, call_matmul, p);
+    in_place(s, p, precision);
     if (s->answer.verdict.determinism < BP_DET_BATCH || p->n_tok == 0) return;
     for (int k = 0; k < 2; ++k) {
         p->only_row = k == 0 ? 0 : p->n_tok - 1;

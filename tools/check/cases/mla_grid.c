@@ -1,6 +1,8 @@
 /* mla_grid.c - see mla_grid.h. SPDX-License-Identifier: MIT */
 #include "cases/mla_grid.h"
 
+#include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +45,15 @@ void mla_label(struct mla_suite *s, const char *op, const struct mla_dims *d)
                    d->h, d->p, d->r, d->v, d->c, dtype_name(d->act), dtype_name(d->kv));
 }
 
+void mla_label_more(struct mla_suite *s, const char *fmt, ...)
+{
+    const size_t n = strlen(s->label);
+    va_list args;
+    va_start(args, fmt);
+    (void)vsnprintf(s->label + n, sizeof s->label - n, fmt, args);
+    va_end(args);
+}
+
 struct mla_judged mla_judged_alloc(int64_t n)
 {
     return (struct mla_judged){bp_oracle_alloc((size_t)n, sizeof(double)),
@@ -77,6 +88,11 @@ bool mla_fill(struct mla_suite *s, struct mla_op *op, struct mla_filled *x,
                    MLA_SHARED, d->r);
     const int64_t n = x->cache.meta.n_tok;
     x->kv = mla_random(s, d->act, n, d->c + d->r, 0, 8, 1.0);
+    if (s->has_nan) {
+        int64_t token = MLA_NAN_AT;
+        for (int i = 0; i < MLA_NAN_SEQ; ++i) token += mla_seq_len[i];
+        mla_put(&x->kv, token, d->c / 2, 0, NAN);
+    }
     x->norm_w = mla_random(s, BP_DT_F32, d->c, 0, 0, 0, 0.7);
     x->cache.slots[1] = -1; /* written by the second step below */
     struct bp_mla_cache_write_args a = {.h = BP_HDR(struct bp_mla_cache_write_args, reserved),

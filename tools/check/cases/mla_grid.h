@@ -24,6 +24,7 @@ struct mla_dims {
 };
 struct bp_mla_problem mla_problem(const struct mla_dims *d);
 void mla_label(struct mla_suite *s, const char *op, const struct mla_dims *d);
+void mla_label_more(struct mla_suite *s, const char *fmt, ...) KIT_PRINTF(2, 3);
 
 /* Exact values, values at the provider's precision, and roundings (bp_oracle.h). */
 struct mla_judged {
@@ -40,6 +41,8 @@ struct mla_filled {
     struct bp_mla_prefill_meta gather;
     double *latent, *rope; /* (n_k, C), (n_k, R); row cu[s] + at */
 };
+/* With s->has_nan, one token in the middle of sequence MLA_NAN_SEQ holds a NaN in its latent part. */
+enum { MLA_NAN_SEQ = 2, MLA_NAN_AT = 30 };
 /* Writes every token through a bp.mla.common op that was asked about this problem, then gathers every row. */
 bool mla_fill(struct mla_suite *s, struct mla_op *common, struct mla_filled *x,
               const struct mla_dims *d, const struct bp_kv_layout *layout);
