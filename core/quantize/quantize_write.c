@@ -288,6 +288,8 @@ static int32_t check_path(const struct bpi_quantize_plan *p, const char *path, b
                           struct bp_error *err)
 {
     struct stat out, in;
+    if (path[0] == '\0')
+        return bpi_fail(err, BP_E_ARG, DOMAIN, "OUT", "the name of the file to write is empty");
     if (lstat(path, &out) != 0) return BP_OK; /* new, or a reason that opening will tell */
     bool is_link = S_ISLNK(out.st_mode);
     if (stat(path, &out) == 0) {

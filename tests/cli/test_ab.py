@@ -4,8 +4,12 @@ Not here: faults that it must find (tests/fault), the report's looks (test_ab_ht
 SPDX-License-Identifier: MIT
 """
 import os
+import sys
 
-from cli_case import MODEL, ZOO, CliCase, main, run
+from cli_case import MODEL, SOURCE, ZOO, CliCase, main, read, run
+
+sys.path.insert(0, os.path.join(SOURCE, "scripts", "lib"))
+import gguf_edit  # noqa: E402
 
 ZOOS = ("v2lite", "v2-group", "v3", "v3-512", "glm5-512", "glm47flash", "glm5", "glm52-shared", "v32")
 IDS = ",".join(str((i * 37 + 11) % 250 + 1) for i in range(40))
@@ -192,6 +196,44 @@ class Dump(CliCase):
         self.good("run", "-m", zoo("v3"), "-p", "abc", "-n", "1", "--dump", "blk.2.attn.kv", "--dump-to", path)
         j = self.good_json("verify", "-m", zoo("v3"), "--golden", path)
         self.assertEqual(j["prompts"][0]["hidden_max_abs"], [])
+
+    def test_outputs_do_not_replace_what_is_read(self):
+        model = self.file("M.gguf", read(zoo("v3")))
+        before = read(model)
+        hard, soft = os.path.join(self.tmp, "hard.gguf"), os.path.join(self.tmp, "soft.gguf")
+        os.link(model, hard)
+        os.symlink(model, soft)
+        text = self.file("text", b"abc")
+        ab = ("ab", "-m", model, "--ids", "1,2")
+        for out in (model, hard, soft):
+            self.refused(*ab, "--html", out, says="--html")
+            self.refused(*ab, "--dump", "embd", "--dump-to", out, says="--dump-to")
+            self.refused("run", "-m", model, "-p", "a", "-n", "1", "--dump", "embd", "--dump-to", out, says="--dump-to")
+        self.refused("ab", "-m", zoo("v3"), "--model-b", model, "--ids", "1,2", "--html", model, says="to be read")
+        self.refused("run", "-m", model, "-f", text, "-n", "1", "--dump", "embd", "--dump-to", text, says="to be read")
+        self.assertEqual((read(model), read(text)), (before, b"abc"))
+
+    def test_every_shard_is_read(self):
+        model = gguf_edit.read(zoo("v3"))
+        half = len(model.tensors) // 2
+        shards = gguf_edit.write_shards(os.path.join(self.tmp, "S"), model, [model.tensors[:half], model.tensors[half:]])
+        before = [read(s) for s in shards]
+        for out in shards:
+            self.refused("ab", "-m", shards[0], "--ids", "1,2", "--html", out, says="to be read")
+        self.assertEqual([read(s) for s in shards], before)
+
+    def test_outputs_need_a_place(self):
+        ab = ("ab", "-m", zoo("v3"), "--ids", "1,2")
+        none = os.path.join(self.tmp, "none", "x")
+        self.refused(*ab, "--html", none, says="no folder")
+        self.refused(*ab, "--dump", "embd", "--dump-to", none, says="no folder")
+        self.refused(*ab, "--html", "", says="empty")
+        self.refused(*ab, "--html", self.tmp, says="no ordinary file")
+        path = os.path.join(self.tmp, "x")
+        self.refused(*ab, "--html", path, "--dump", "embd", "--dump-to", os.path.join(self.tmp, ".", "x"), says="same file")
+        self.assertFalse(os.path.exists(path))
+        self.refused(*ab, "--a", "batch=65536", says=("--a", "batch=65536"))
+        self.refused("quantize", zoo("v3"), "", "Q4_0", says="empty")
 
     def test_refusals(self):
         self.refused("run", "-m", zoo("v3"), "-p", "abc", "--dump", "blk.0.atn.kv", says=("attn.kv",))

@@ -217,7 +217,9 @@ class FaultyRef(unittest.TestCase):
                 for mode in ("shadow", "free") if fault.batch == 1 else ("free",):
                     result, _, shown = self.ab(fault, mode, *[arg for s in SLOTS
                                                            for arg in ("--b", f"slots.{s}=unedited_ref")])
-                    self.assertTrue(result["verdict"]["pass"], shown)
+                    # Whole prompts of models without an index never reach mla.decode, and ab says that.
+                    verdict = result["verdict"]
+                    self.assertTrue(verdict["pass"] or "was never called" in verdict["text"], shown)
                     self.assertIsNone(result["first_difference"], shown)
                     self.assertEqual({(o["max_abs"], o["status"]) for o in result["ops"]}, {(0, "ok")}, shown)
 

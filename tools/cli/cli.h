@@ -34,6 +34,10 @@ int32_t cli_open_session(struct cli *c);
 int32_t cli_config_suggest(struct cli *c, const char *section, const char *key, uint64_t value);
 /* The -m option or the bundled model; NULL with an error when there is neither. */
 const char *cli_model_path(struct cli *c);
+/* output.c: may the file that `option` names be written? Ask before computing. Refused: no folder to write into, what is
+ * no ordinary file, a file that the command reads (the model's shards, any file named by another option), and the place
+ * of the other output option (NULL: there is none). */
+int32_t cli_check_output(struct cli *c, const char *option, const char *other);
 
 /* The text of -p, of -f, or of standard input when it is no terminal: whole UTF-8, *out freed with free. drop_newline:
  * one newline at the end of a file or of standard input is not part of the text. Errors: BP_E_ARG, BP_E_IO, ... */

@@ -136,7 +136,11 @@ static int32_t make_room(struct ab_cmd *m)
         const char *have = bp_config_get(m->config[side], "engine", "max_seqs");
         if (m->batch[side] <= (have != NULL ? strtoul(have, NULL, 10) : 1)) continue;
         snprintf(text, sizeof text, "engine.max_seqs=%u", m->batch[side]);
-        BP_TRY(bp_config_set(m->config[side], text, &m->c->err));
+        struct bp_error why = BP_ERROR_INIT;
+        if (bp_config_set(m->config[side], text, &why) != BP_OK)
+            return cli_fail(&m->c->err, BP_E_ARG, side == 0 ? "--a" : "--b",
+                            "batch=%u is more than engine.max_seqs can be: %.300s", m->batch[side],
+                            why.msg);
     }
     return BP_OK;
 }
@@ -402,6 +406,10 @@ static int32_t cmd_ab(struct cli *c)
 {
     struct ab_cmd m = {.c = c};
     int32_t rc;
+    if (cli_given(&c->line, "html")) BP_TRY_GOTO(rc, cli_check_output(c, "html", NULL), done);
+    if (cli_given(&c->line, "dump"))
+        BP_TRY_GOTO(rc, cli_check_output(c, "dump-to", cli_given(&c->line, "html") ? "html" : NULL),
+                    done);
     BP_TRY_GOTO(rc, open_configs(&m), done);
     BP_TRY_GOTO(rc, make_room(&m), done);
     BP_TRY_GOTO(rc, choose_mode(&m), done);

@@ -177,6 +177,7 @@ static int32_t cmd_run(struct cli *c)
     int32_t *ids = NULL, rc;
     size_t n_text = 0, n_ids = 0;
     BP_TRY(check_line(c));
+    if (cli_given(&c->line, "dump")) BP_TRY(cli_check_output(c, "dump-to", NULL));
     BP_TRY(cli_open_config(c));
     int64_t chunk = cli_int(&c->line, "batch-chunk");
     if (chunk > 512) BP_TRY(cli_config_suggest(c, "engine", "batch_tokens", (uint64_t)chunk));
