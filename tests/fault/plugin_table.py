@@ -138,7 +138,13 @@ FAULTS = (
     Fault("allocates", "an op allocates", ("6.12",), Serves()),
     Fault("not_repeatable", "the same call gives other bits, though it promises BATCH", ("6.7",) + RERUN, Serves()),
     Fault("batch_variant", "bits of a row depend on the other rows, though it promises BATCH", ("6.8",) + RERUN, Serves()),
+    Fault("clears_first", "it clears its output before it reads its inputs, which may be the same memory",
+          ("6.5", "6.3") + RERUN,
+          Serves()),  # the engine's own calls of that kind are fused into products
+    decode("needs_lse", "it writes nothing where no log-sum-exp is asked for", ("6.9",) + RERUN, Differs()),
+    decode("cached_nan", "a NaN in the cache reaches rows that do not see it", ("6.4",) + RERUN, Serves()),
     decode("lse_base_2", "its log-sum-exp has base 2", ("6.5",) + RERUN, Serves()),
-    decode("ignores_layout", "it reads the cache in one layout, whatever was negotiated", ("6.9", "6.5") + RERUN,
+    decode("ignores_layout", "it reads the cache in one layout, whatever was negotiated",
+           ("6.9", "6.3", "6.4", "6.5") + RERUN,
            Stops(("NaN or infinity",))),
 )

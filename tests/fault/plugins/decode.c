@@ -115,6 +115,7 @@ static void attend(const struct bp_mla_decode_args *a, uint32_t dtype, int64_t r
     }
     for (int64_t i = 0; i < latent; ++i)
         r->out[i] = (float)(total != 0.0 ? r->sum[i] / total : 0.0);
+    if (FAULT == F_NEEDS_LSE && a->lse.data == NULL) return;
     bp_store(bp_at(&a->out, row, head, 0), a->out.dtype, r->out, latent);
     if (a->lse.data == NULL) return;
     const double lse = total != 0.0 ? max + log(total) : -INFINITY;
@@ -136,6 +137,8 @@ static int32_t run(void *self, const struct bp_launch *l, const struct bp_mla_de
 {
     const uint64_t width = (uint64_t)a->q.dim[2];
     const uint32_t dtype = pool_dtype(&a->pool, width);
+    const float nan = NAN;
+    int has_nan = 0;
     struct bp_area area;
     struct rows r;
     BP_TRY(misbehave_in_run(self, l));
@@ -147,7 +150,12 @@ static int32_t run(void *self, const struct bp_launch *l, const struct bp_mla_de
     if (area.bad != 0)
         return bp_error_set(err, BP_E_ARG, NAME, "run", "too little scratch was given");
     for (int64_t row = 0; row < (int64_t)a->meta->n_row_padded; ++row) {
-        for (int64_t head = 0; head < a->q.dim[1]; ++head) attend(a, dtype, row, head, &r);
+        for (int64_t head = 0; head < a->q.dim[1]; ++head) {
+            attend(a, dtype, row, head, &r);
+            has_nan |= isnan(r.out[0]);
+            if (FAULT == F_CACHED_NAN && has_nan) /* as sums that go on from row to row would */
+                bp_store(bp_at(&a->out, row, head, 0), a->out.dtype, &nan, 1);
+        }
     }
     return BP_OK;
 }

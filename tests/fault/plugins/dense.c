@@ -104,6 +104,8 @@ static int32_t compute(struct state *s, const struct bp_launch *l, const struct 
     float *rows = bp_area_take(&area, N_ROWS * (uint64_t)width, sizeof(float));
     if (rows == NULL) return BP_E_ARG;
     float *x = rows, *other = rows + width, *w = rows + 2 * width;
+    for (int64_t r = 0; r < c->y.dim[0] && FAULT == F_CLEARS_FIRST; ++r)
+        memset(bp_at(&c->y, r, 0, 0), 0, (size_t)width * bp_dtype_bytes(c->y.dtype));
     if (c->w.data != NULL) bp_load(w, c->w.data, c->w.dtype, width);
     for (int64_t r = 0; r < c->y.dim[0]; ++r) {
         int64_t n = width;

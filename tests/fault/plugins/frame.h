@@ -34,7 +34,7 @@ enum fault {
     /* computing */
     F_DECLINES_RUN, F_WRONG_NUMBERS, F_OVERWRITES, F_UNDERWRITES, F_NAN_SPREADS, F_WRITES_INPUT, F_PAST_ARGS,
     F_PAST_SCRATCH, F_PAST_PLAN, F_PAST_PERSISTENT, F_ALLOCATES, F_NOT_REPEATABLE, F_BATCH_VARIANT, F_LSE_BASE_2,
-    F_IGNORES_LAYOUT
+    F_IGNORES_LAYOUT, F_CLEARS_FIRST, F_NEEDS_LSE, F_CACHED_NAN
 };
 
 /* An address that is never mapped. Volatile, so that no compiler sees what is coming. */

@@ -10,7 +10,9 @@ SPDX-License-Identifier: MIT
 import os
 import sys
 
-from faults import FAULTS
+from faults import FAULTS, KIT_FAULTS
+
+ALL = FAULTS + KIT_FAULTS
 
 
 def edited(fault, text):
@@ -23,13 +25,13 @@ def edited(fault, text):
 
 def main():
     if sys.argv[1:] == ["--list"]:
-        for fault in FAULTS:
+        for fault in ALL:
             print(fault.name, fault.file)
         return
     if len(sys.argv) != 4:
         sys.exit("usage: edit.py --list | edit.py NAME CORE_FOLDER OUTPUT")
     name, core, output = sys.argv[1:]
-    fault = {f.name: f for f in FAULTS}.get(name)
+    fault = {f.name: f for f in ALL}.get(name)
     if fault is None:
         sys.exit(f"edit.py: no fault is called {name}")
     with open(os.path.join(core, fault.file), encoding="utf-8") as f:

@@ -136,3 +136,48 @@ FAULTS = (
     Fault("rms_weight", "ref/ref_product.c", "* inv * (double)w[i];", "* inv * (1.0 + (double)w[i]);",
           "dense", "rms", "v2lite", layers="moe"),
 )
+
+
+@dataclass(frozen=True)
+class KitFault:
+    """A fault that no model of the zoo, computed by one rank with the engine's own choices, would show: backplane-check has
+    to find it. breaks: the rule that each interface breaks in stage 6, and some that fall with it."""
+    name: str
+    file: str  # in core/
+    old: str
+    new: str
+    breaks: dict
+    whole: bool = False  # --quick, an eighth of the cases, does not come to it
+
+
+KIT_FAULTS = (
+    # Every rank takes the first heads of the model.
+    KitFault("first_heads", "ref/ref_mla_weights.c",
+             "for (uint64_t h = w->head_begin; h < w->head_end; ++h, rows += (p + v) * c) {",
+             "for (uint64_t h = 0; h < w->head_end - w->head_begin; ++h, rows += (p + v) * c) {",
+             {"bp.mla.common": ("6.5",)}),
+    KitFault("scale_ignored", "ref/ref_weight.c", "w->scale = raw->scale;", "w->scale = 1.0f;",
+             {"bp.quant": ("6.5", "6.14"), "bp.dense": ("6.14",), "bp.moe": ("6.5",)}),
+    # Half of the scales of up-projections are applied: those below one.
+    KitFault("scale_of_v", "ref/ref_mla_weights.c", "if (raw->scale != 1.0f) {", "if (raw->scale < 1.0f) {",
+             {"bp.mla.common": ("6.5",)}),
+    # Keys that a query must not see yet are weighed with zero instead of left alone.
+    KitFault("masked_nan", "ref/ref_mla_prefill.c",
+             "bpi_ref_mla_soft_step(&soft[i], p->scores[i], p->value_rows, (uint32_t)own);",
+             "for (int64_t s = own; s < n_key; ++s) p->scores[i][s] = -__builtin_inf();\n"
+             "            bpi_ref_mla_soft_step(&soft[i], p->scores[i], p->value_rows, n_key);",
+             {"bp.mla.prefill": ("6.4",)}, whole=True),
+    # The log-sum-exp decides whether anything is written.
+    KitFault("prefill_without_lse", "ref/ref_mla_prefill.c", "double lse = bpi_ref_mla_soft_end(&soft[i]);",
+             "if (a->lse.data == NULL) continue;\n        double lse = bpi_ref_mla_soft_end(&soft[i]);",
+             {"bp.mla.prefill": ("6.9",)}),
+    # Outputs are cleared before the inputs are read, which may be the same memory.
+    KitFault("rope_in_place", "ref/ref_dense_row.c", "float in[2 * CHUNK], first[CHUNK], second[CHUNK];",
+             "float in[2 * CHUNK], first[CHUNK], second[CHUNK];\n"
+             "    __builtin_memset(bpi_ref_at(&a->y, r, head, 0), 0, (size_t)a->x.dim[2] * (to == BP_DT_F32 ? 4 : 2));",
+             {"bp.dense": ("6.5",)}, whole=True),
+    KitFault("residual_in_place", "ref/ref_quant.c", "float add[BPI_REF_ROW_BLOCK];",
+             "float add[BPI_REF_ROW_BLOCK];\n"
+             "        __builtin_memset(bpi_ref_at(port, t, row, 0), 0, (size_t)n * (port->dtype == BP_DT_F32 ? 4 : 2));",
+             {"bp.quant": ("6.5",)}),
+)

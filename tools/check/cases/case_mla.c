@@ -84,7 +84,7 @@ static void plant_nans(struct mla_suite *s, const struct bp_mla_prefill_args *a,
     s->has_nan = true;
     mla_put(&a->q, cu_q[3] + 1, 0, 5, NAN);
     if (cu_k[2] - cu_k[1] > 60) mla_put(&a->k, cu_k[1] + 60, d->h - 1, 7, NAN);
-    mla_put(&a->v, cu_k[2] + 40, 0, 3, NAN);
+    mla_put(&a->v, cu_k[2] + 43, 0, 3, NAN);
 }
 
 static void prefill_case(struct mla_suite *s, struct mla_op *op, const struct mla_dims *d,
@@ -95,8 +95,11 @@ static void prefill_case(struct mla_suite *s, struct mla_op *op, const struct ml
     const int64_t qk = d->p + d->r;
     int32_t cu_q[N_SEG + 1] = {0}, cu_k[N_SEG + 1] = {0}, zeros[N_SEG] = {0};
     struct mla_cache none = {.n_seqs = 1};
-    mla_label(s, causal ? "run" : "run_context", d);
-    if (with_nan) mla_label_more(s, ", a NaN in q, k and v");
+    mla_label(s,
+              causal     ? with_nan ? "run with NaN" : "run"
+              : with_nan ? "run_context with NaN"
+                         : "run_context",
+              d);
     if (!mla_begin(s) || !mla_ask(s, op, &p)) return;
     for (int i = 0; i < N_SEG; ++i) {
         cu_q[i + 1] = cu_q[i] + seg_q[i];
@@ -344,8 +347,7 @@ static void decode_case(struct mla_suite *s, struct mla_op *common, struct mla_o
     exact.act = BP_DT_F32;
     struct bp_mla_problem fill = mla_problem(&exact);
     p.top_k = TOP_K;
-    mla_label(s, "run", d);
-    if (with_nan) mla_label_more(s, ", a NaN in a cached token");
+    mla_label(s, with_nan ? "run with NaN in the cache" : "run", d);
     if (!mla_begin(s) || !mla_ask(s, op, &p)) return;
     if (!mla_ask(s, common, &fill) || !agree_on_layout(common, op, &fill, &layout)) {
         (void)mla_fail(s, "6.13", "nobody can write a cache for it");
@@ -362,7 +364,7 @@ static void decode_case(struct mla_suite *s, struct mla_op *common, struct mla_o
             ++op->l.epoch;
             if (!mla_run(s, op, do_decode, BP_MLA_DECODE_OP_RUN, &r.a, outs, 2, NULL, 0)) break;
             judge_rows(s, op, &r, &x, d);
-            rows_alone(s, op, &r, d);
+            if (!s->failed) rows_alone(s, op, &r, d);
         }
         free(r.rows[0]);
         free(r.rows[1]);

@@ -65,8 +65,7 @@ static void cache_case(struct mla_suite *s, struct mla_op *op, const struct mla_
     struct mla_filled x;
     struct bp_kv_layout layout = {.h = BP_HDR(struct bp_kv_layout, name)};
     const struct bp_mla_problem p = mla_problem(d);
-    mla_label(s, "cache_write and gather", d);
-    if (with_nan) mla_label_more(s, ", a NaN in a token");
+    mla_label(s, with_nan ? "cache_write with NaN" : "cache_write and gather", d);
     if (!mla_begin(s) || !mla_ask(s, op, &p)) return;
     s->has_nan = with_nan;
     if (COMMON(op)->layouts(op->ref.self, &p, 0, &layout) != BP_OK) {
@@ -255,12 +254,14 @@ static void weights_case(struct mla_suite *s, struct mla_op *op, const struct ml
     struct mla_dims own = *whole;
     const struct mla_dims *d = &own;
     struct bp_mla_problem p;
+    char what[32];
     struct up u;
     void *handle = NULL;
     own.h = end - begin;
     p = mla_problem(d);
-    mla_label(s, "expand and absorb", whole);
-    if (shard) mla_label_more(s, ", heads %u to %u", begin, end - 1);
+    (void)snprintf(what, sizeof what, shard ? "heads %u to %u" : "expand and absorb", begin,
+                   end - 1);
+    mla_label(s, what, whole);
     if (!mla_begin(s)) return;
     make_up(s, &u, whole, turn);
     u.w.head_begin = begin;

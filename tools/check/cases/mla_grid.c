@@ -2,7 +2,6 @@
 #include "cases/mla_grid.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,15 +42,6 @@ void mla_label(struct mla_suite *s, const char *op, const struct mla_dims *d)
 {
     (void)snprintf(s->label, sizeof s->label, "%s, H %u P %u R %u V %u C %u, %s, cache %s", op,
                    d->h, d->p, d->r, d->v, d->c, dtype_name(d->act), dtype_name(d->kv));
-}
-
-void mla_label_more(struct mla_suite *s, const char *fmt, ...)
-{
-    const size_t n = strlen(s->label);
-    va_list args;
-    va_start(args, fmt);
-    (void)vsnprintf(s->label + n, sizeof s->label - n, fmt, args);
-    va_end(args);
 }
 
 struct mla_judged mla_judged_alloc(int64_t n)

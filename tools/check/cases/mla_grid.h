@@ -24,7 +24,6 @@ struct mla_dims {
 };
 struct bp_mla_problem mla_problem(const struct mla_dims *d);
 void mla_label(struct mla_suite *s, const char *op, const struct mla_dims *d);
-void mla_label_more(struct mla_suite *s, const char *fmt, ...) KIT_PRINTF(2, 3);
 
 /* Exact values, values at the provider's precision, and roundings (bp_oracle.h). */
 struct mla_judged {
