@@ -124,6 +124,7 @@ FAULTS = (
     Fault("shrinking_workspace", "a smaller problem needs more memory", ("5.5",), Serves()),
     Fault("declines_run", "it says yes and declines the call", ("5.6",) + RERUN, Stops(("provider declines_run",))),
     Fault("odd_alignment", "it asks for memory at multiples of 96", ("5.8",), Refused(("aligned to 96 bytes",))),
+    Fault("wide_alignment", "it asks for memory at multiples of 512", ("5.8",), Refused(("aligned to 512 bytes",))),
     Fault("wrong_ports", "tensors() calls an input an output", ("6.11",), Serves()),
     decode("wrong_layout", "it offers a cache layout that nobody writes", ("6.13",) + RERUN, Refused(("mla.decode {", "layout"))),
     # ---- computing ----

@@ -54,7 +54,7 @@ static const struct kit_rule rules[] = {
     {"5.5", "workspace is monotone: no smaller problem needs more", "a step runs into memory that is too small"},
     {"5.6", "YES binds: plan, prepare and run do not answer DECLINED", "the engine stops in the middle of a model"},
     {"5.7", "YES has no critical reason; DEGRADED has a reason", "`explain` contradicts itself"},
-    {"5.8", "workspace gives a power of two from 64 as alignment, and an answer for what is supported", "the engine cannot allocate"},
+    {"5.8", "workspace gives a power of two from 64 to 256 as alignment, and an answer for what is supported", "the engine cannot allocate"},
     {"5.9", "an op that is offered serves at least one problem", "an interface in the note is an empty promise"},
     {"6.1", "a call on a supported problem returns BP_OK", "generation ends with an error"},
     {"6.2", "nothing outside of the outputs is written: no input, no gap between rows, no byte around", "another tensor changes"},

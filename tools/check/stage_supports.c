@@ -81,7 +81,7 @@ static bool ask_workspace(struct kit *k, const struct kit_bench *b, const struct
     if (rc != BP_OK)
         return kit_fail(k, "5.8", b->iface, "workspace", NULL, "%s for %s, which supports() takes",
                         kit_status_name(rc), text);
-    if (ws->align < 64 || (ws->align & (ws->align - 1)) != 0)
+    if (ws->align < 64 || ws->align > 256 || (ws->align & (ws->align - 1)) != 0)
         return kit_fail(k, "5.8", b->iface, "workspace", NULL, "alignment %u for %s", ws->align,
                         text);
     return true;

@@ -34,7 +34,7 @@ enum fault {
     /* computing */
     F_DECLINES_RUN, F_WRONG_NUMBERS, F_OVERWRITES, F_UNDERWRITES, F_NAN_SPREADS, F_WRITES_INPUT, F_PAST_ARGS,
     F_PAST_SCRATCH, F_PAST_PLAN, F_PAST_PERSISTENT, F_ALLOCATES, F_NOT_REPEATABLE, F_BATCH_VARIANT, F_LSE_BASE_2,
-    F_IGNORES_LAYOUT, F_CLEARS_FIRST, F_NEEDS_LSE, F_CACHED_NAN
+    F_IGNORES_LAYOUT, F_WIDE_ALIGNMENT, F_CLEARS_FIRST, F_NEEDS_LSE, F_CACHED_NAN
 };
 
 /* An address that is never mapped. Volatile, so that no compiler sees what is coming. */
@@ -298,6 +298,7 @@ static int32_t frame_workspace(struct bp_workspace *out, uint64_t scratch, uint6
     if (FAULT == F_SHRINKING_WORKSPACE && rows < 16) scratch += 4096;
     (void)bp_workspace_set(out, extra, extra, scratch, 0);
     if (FAULT == F_ODD_ALIGNMENT) out->align = 96;
+    if (FAULT == F_WIDE_ALIGNMENT) out->align = 512;
     return BP_OK;
 }
 

@@ -85,7 +85,7 @@ bool bp_case_memory(struct kit *k, const char *iface, const struct bp_op_ref *op
     if (rc != BP_OK)
         return kit_fail(k, "5.8", iface, k->place->op, NULL, "workspace returned %s: %s",
                         kit_status_name(rc), err.msg);
-    if (ws->align < 64 || (ws->align & (ws->align - 1)) != 0)
+    if (ws->align < 64 || ws->align > 256 || (ws->align & (ws->align - 1)) != 0)
         return kit_fail(k, "5.8", iface, k->place->op, NULL, "workspace asks for alignment %u",
                         ws->align);
     const uint64_t sizes[4] = {ws->persistent_bytes, ws->plan_bytes, ws->scratch_bytes,
