@@ -605,6 +605,8 @@ int32_t bpi_ab_free(struct bpi_ab_run *r, struct bp_error *err)
     struct pass p = {.r = r};
     BP_TRY(bpi_ab_open(r, &r->p->a, "A", &r->a, err));
     BP_TRY(bpi_ab_describe(r->ab, 0, r->a, err));
+    /* Every tap is watched later; this asks whether the names exist. */
+    if (r->p->dump != NULL) BP_TRY(bp_session_tap(r->a, r->p->dump, collect, NULL, err));
     if (r->p->golden == NULL) {
         BP_TRY(bpi_ab_open(r, &r->p->b, "B", &r->b, err));
         BP_TRY(bpi_ab_describe(r->ab, 1, r->b, err));

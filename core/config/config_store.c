@@ -352,6 +352,10 @@ static int32_t no_section(const struct bpi_config_source *src, const char *name,
         snprintf(section, sizeof section, "%.*s", (int)(n < sizeof section ? n : 0), name);
         return bpi_config_unknown_section(src, section[0] != '\0' ? section : name, err);
     }
+    if (name[0] == '\0')
+        return bpi_fail(
+            err, BP_E_CONFIG, BPI_CONFIG_DOMAIN, src->where,
+            "the setting has no key; write -s section.key=value, as in -s kv.dtype=f32");
     for (size_t i = 0; i < n_keys; ++i) {
         if (strcmp(keys[i].key, name) == 0)
             return bpi_fail(err, BP_E_CONFIG, BPI_CONFIG_DOMAIN, src->where,

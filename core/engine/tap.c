@@ -103,7 +103,7 @@ static int32_t build_taps(struct bp_session *s, const char *patterns, struct bpi
         bpi_arena_alloc(&taps->arena, ((size_t)s->n_layer + 1) * BPI_TAP_COUNT, sizeof(char *), 16);
     if (taps->names == NULL)
         return bpi_fail_nomem(err, "engine", s->n_layer * BPI_TAP_COUNT * sizeof(char *));
-    for (const char *p = patterns; p != NULL && *p != '\0';) {
+    for (const char *p = patterns; p != NULL;) {
         bool matched;
         BP_TRY(enable(s, taps, p, &matched, err));
         if (!matched) return no_such_tap(s, p, err);

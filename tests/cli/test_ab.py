@@ -222,6 +222,24 @@ class Dump(CliCase):
             self.refused("ab", "-m", shards[0], "--ids", "1,2", "--html", out, says="to be read")
         self.assertEqual([read(s) for s in shards], before)
 
+    def test_dump_wants_taps_that_exist(self):
+        path = os.path.join(self.tmp, "d.gguf")
+        for names in ("", "nosuch", "embd,", "embd,blk.9.out"):
+            for mode in ("shadow", "free"):
+                self.refused_after_notes("ab", "-m", zoo("v3"), "--ids", "1,2", "--mode", mode, "--dump", names,
+                                         "--dump-to", path)
+            self.refused("run", "-m", zoo("v3"), "-p", "a", "-n", "1", "--dump", names, "--dump-to", path, says="no tap")
+        self.assertFalse(os.path.exists(path))
+
+    def refused_after_notes(self, *args):
+        """What the sides will take is told first."""
+        r = run(*args)
+        self.assertEqual((r.rc, r.out), (2, b""), r)
+        self.assertIn(b"no tap matches", r.err.splitlines()[-1], r)
+
+    def test_nothing_to_compare_on(self):
+        self.refused("ab", "-m", zoo("v3"), says=("standard input was empty", "--ids"))
+
     def test_outputs_need_a_place(self):
         ab = ("ab", "-m", zoo("v3"), "--ids", "1,2")
         none = os.path.join(self.tmp, "none", "x")

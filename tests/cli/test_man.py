@@ -55,6 +55,18 @@ class Man(CliCase):
             self.assertNotRegex(page, r"(?<!\\)\\(?![fe&\-(\"])", name)
             self.assertNotIn("\n\n", page, name)
 
+    def test_links_are_replaced_not_written_through(self):
+        hard, soft = self.file("hard", b"a model"), self.file("soft", b"a model")
+        folder = os.path.join(self.tmp, "pages")
+        os.mkdir(folder)
+        os.link(hard, os.path.join(folder, "backplane.1"))
+        os.symlink(soft, os.path.join(folder, "backplane-run.1"))
+        self.good("help", "--man", folder)
+        self.assertEqual((read(hard), read(soft)), (b"a model", b"a model"))
+        for name in ("backplane.1", "backplane-run.1"):
+            self.assertTrue(read(os.path.join(folder, name)).startswith(b'.\\" Made by'), name)
+        self.assertFalse([n for n in os.listdir(folder) if not n.endswith(".1")])
+
     def test_same_bytes_twice(self):
         self.assertEqual(self.pages(), self.pages())
 

@@ -88,6 +88,14 @@ class Plugins(CliCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"no ELF file", done.stdout)
 
+    def test_a_file_name_cannot_forge_a_line(self):
+        path = self.install("good", "x\n\x1b[31mref built in.so")
+        r = self.good("plugins", "-f", path)
+        self.assertEqual(r.out.count(b"ref built in"), 1, r)
+        self.assertNotIn(b"\x1b", r.out)
+        self.assertIn(b"x??[31mref built in.so\n", r.out)
+        self.assertEqual(self.good_json("plugins", "-f", path)["plugins"][0]["file"], path)
+
     def test_folders(self):
         self.refused("plugins", "-s", "engine.plugin_path=here", says="relative path", code="E_CONFIG")
         self.refused("plugins", "-s", "engine.plugin_path=/no/such/folder", says="/no", code="E_CONFIG")

@@ -4,31 +4,11 @@
  * SPDX-License-Identifier: MIT */
 #include "ab_html.h"
 #include "ab_html_parts.h"
+#include "options.h"
+#include "part.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-static int32_t fail(struct bp_error *err, int32_t code, const char *path, const char *what,
-                    int native)
-{
-    if (err == NULL) return code;
-    err->code = code;
-    err->native = native;
-    snprintf(err->domain, sizeof err->domain, "cli");
-    const size_t n = strlen(path), room = sizeof err->where - 1;
-    if (n <= room)
-        snprintf(err->where, sizeof err->where, "%s", path);
-    else /* the end of a path says more than its beginning */
-        snprintf(err->where, sizeof err->where, "...%s", path + n - room + 3);
-    if (native != 0)
-        snprintf(err->msg, sizeof err->msg, "%s: %s", what, strerror(native));
-    else
-        snprintf(err->msg, sizeof err->msg, "%s", what);
-    return code;
-}
 
 /* ---- the numbers, for the program in the page ---- */
 
@@ -102,44 +82,17 @@ static void put_page(FILE *f, const json_t *r)
 
 /* ---- the file ---- */
 
-/* What the user's umask gives a new file; mkstemp alone would keep it from everybody else. */
-static mode_t usual_mode(void)
-{
-    const mode_t mask = umask(0);
-    umask(mask);
-    return 0666 & ~mask;
-}
-
 int32_t cli_ab_html(const json_t *result, const char *path, struct bp_error *err)
 {
+    struct cli_part part;
     if (!json_is_object(result))
-        return fail(err, BP_E_ARG, path, "the result to report is not a JSON object", 0);
-    const size_t n = strlen(path) + sizeof ".XXXXXX";
-    char *part = malloc(n);
-    if (part == NULL) return fail(err, BP_E_NOMEM, path, "no memory for the report", 0);
-    snprintf(part, n, "%s.XXXXXX", path);
-    const int fd = mkstemp(part);
-    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
-    int bad = 0;
-    if (f == NULL) {
-        bad = errno;
-        if (fd >= 0) {
-            (void)close(fd);
-            (void)unlink(part);
-        }
-        free(part);
-        return fail(err, BP_E_IO, path,
-                    "the report needs a folder that can be written to, and this path has none",
-                    bad);
-    }
-    errno = 0;
-    put_page(f, result);
-    if (ferror(f)) bad = errno != 0 ? errno : EIO;
-    if (fflush(f) != 0 && bad == 0) bad = errno;
-    if (fchmod(fd, usual_mode()) != 0 && bad == 0) bad = errno;
-    if (fclose(f) != 0 && bad == 0) bad = errno;
-    if (bad == 0 && rename(part, path) != 0) bad = errno;
-    if (bad != 0) (void)unlink(part);
-    free(part);
-    return bad == 0 ? BP_OK : fail(err, BP_E_IO, path, "the report could not be written", bad);
+        return cli_fail(err, BP_E_ARG, path, "the result to report is not a JSON object");
+    int bad = cli_part_open(&part, path);
+    if (bad != 0)
+        return cli_fail(err, bad == ENOMEM ? BP_E_NOMEM : BP_E_IO, path,
+                        "the report needs a folder that can be written to: %s", strerror(bad));
+    put_page(part.f, result);
+    bad = cli_part_finish(&part, path);
+    if (bad == 0) return BP_OK;
+    return cli_fail(err, BP_E_IO, path, "the report could not be written: %s", strerror(bad));
 }

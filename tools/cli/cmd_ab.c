@@ -239,6 +239,11 @@ static int32_t read_input(struct ab_cmd *m)
                         "also stands for side B");
     if (golden) return open_golden(m);
     BP_TRY(read_prompt(m));
+    if (!given && !ids && m->n_text == 0)
+        return cli_fail(
+            &c->err, BP_E_ARG, "prompt",
+            "there is nothing to compare on: standard input was empty; give a text with "
+            "-p or -f, or --ids");
     BP_TRY(cli_open_model(c));
     if (ids) BP_TRY(read_ids(m, cli_text(&c->line, "ids")));
     if (m->n_ids == 0)

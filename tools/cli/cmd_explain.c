@@ -243,9 +243,12 @@ static void print_table(const struct bp_decisions *d)
     struct bp_decision_plugin p = {.h = BP_HDR(struct bp_decision_plugin, file)};
     bp_decisions_info(d, &info);
     put("device       %s\n", info.device[0] != '\0' ? info.device : "none");
-    for (uint32_t i = 0; bp_decision_plugin(d, i, &p) == BP_OK; ++i)
-        put("%-12s %s %s%s%s\n", i == 0 ? "plugins" : "", p.name, p.version,
-            p.file[0] != '\0' ? ", " : ", built in", p.file);
+    for (uint32_t i = 0; bp_decision_plugin(d, i, &p) == BP_OK; ++i) {
+        put("%-12s %s %s%s", i == 0 ? "plugins" : "", p.name, p.version,
+            p.file[0] != '\0' ? ", " : ", built in");
+        term_name(p.file);
+        put("\n");
+    }
     put("\n%-12s %-7s %-16s\n", "slot", "layers", "provider");
     for (uint32_t i = 0; bp_decision(d, i, &r) == BP_OK; ++i) print_candidates(d, i, &r);
     if (info.n_left_out != 0)

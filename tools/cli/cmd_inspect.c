@@ -285,12 +285,12 @@ static void print_text(const struct inspect *in)
     struct bp_file_shard shard = {.h = BP_HDR(struct bp_file_shard, n_tensors)};
     const struct bp_model *m = in->c->model;
     for (uint32_t i = 0; bp_file_shard(in->file, i, &shard) == BP_OK; ++i) {
-        term_out(shard.path, strlen(shard.path));
+        term_name(shard.path);
         printf("  %llu bytes, %llu tensors\n", (unsigned long long)shard.n_bytes,
                (unsigned long long)shard.n_tensors);
     }
     printf("GGUF version %u, architecture '", in->info.version);
-    term_out(in->info.arch, strlen(in->info.arch));
+    term_name(in->info.arch);
     printf("', %llu bytes in %u file%s\n", (unsigned long long)in->info.n_bytes, in->info.n_shards,
            in->info.n_shards == 1 ? "" : "s");
     print_kv(in);

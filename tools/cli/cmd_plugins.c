@@ -76,7 +76,7 @@ static void put(const char *s)
 static void print_plugin(const struct bp_plugin_info *p)
 {
     char line[128];
-    put(p->name);
+    term_name(p->name);
     if (is_known(p)) {
         snprintf(line, sizeof line, " %.32s, %s, ABI %u.%u", p->version, kind_name(p->kind),
                  p->abi_major, p->abi_minor);
@@ -86,7 +86,7 @@ static void print_plugin(const struct bp_plugin_info *p)
     put(line);
     if (p->file[0] != '\0') {
         put("  file:   ");
-        put(p->file);
+        term_name(p->file);
         put("\n");
     }
     if (is_known(p)) {
@@ -96,13 +96,13 @@ static void print_plugin(const struct bp_plugin_info *p)
     }
     if (p->status != BP_PLUGIN_REFUSED) return;
     put("  why:    ");
-    put(p->why);
+    term_name(p->why);
     put(" (");
     put(p->reason);
     put(")\n");
     if (p->mend[0] == '\0') return;
     put("  run:    ");
-    put(p->mend);
+    term_name(p->mend);
     put("\n");
 }
 

@@ -2,8 +2,8 @@
  * The build calls this through `backplane help --man FOLDER`. Pages carry no date, so that two builds give the same
  * bytes. Not here: the tables. SPDX-License-Identifier: MIT */
 #include "man.h"
+#include "part.h"
 
-#include <errno.h>
 #include <string.h>
 
 /* ---- text that roff must not understand ---- */
@@ -189,18 +189,19 @@ int32_t cli_man_write(const struct cli_command *const *cmds, size_t n, const cha
                            i < n ? cmds[i]->name : "");
         if (len < 0 || (size_t)len >= sizeof path)
             return cli_fail(err, BP_E_ARG, "--man", "the folder's path is too long");
-        FILE *f = fopen(path, "w");
-        if (f == NULL)
+        struct cli_part part;
+        int bad = cli_part_open(&part, path);
+        if (bad != 0)
             return cli_fail(err, BP_E_IO, path, "the manual page cannot be created: %s",
-                            strerror(errno));
+                            strerror(bad));
         if (i < n)
-            page_of_command(f, cmds[i]);
+            page_of_command(part.f, cmds[i]);
         else
-            page_of_all(f, cmds, n);
-        bool failed = ferror(f) != 0;
-        if (fclose(f) != 0 || failed)
+            page_of_all(part.f, cmds, n);
+        bad = cli_part_finish(&part, path);
+        if (bad != 0)
             return cli_fail(err, BP_E_IO, path, "the manual page cannot be written: %s",
-                            strerror(errno));
+                            strerror(bad));
     }
     return BP_OK;
 }

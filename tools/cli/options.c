@@ -6,7 +6,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,23 +26,6 @@ static const struct cli_option common[] = {
 };
 // clang-format on
 enum { N_COMMON = sizeof common / sizeof common[0] };
-
-int32_t cli_fail(struct bp_error *err, int32_t code, const char *where, const char *fmt, ...)
-{
-    if (err == NULL || err->code != BP_OK) return code;
-    err->code = code;
-    snprintf(err->domain, sizeof err->domain, "cli");
-    size_t n = where != NULL ? strlen(where) : 0, room = sizeof err->where - 1;
-    if (n <= room)
-        snprintf(err->where, sizeof err->where, "%s", where != NULL ? where : "");
-    else /* the end of a path says more than its beginning */
-        snprintf(err->where, sizeof err->where, "...%s", where + n - room + 3);
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(err->msg, sizeof err->msg, fmt, args);
-    va_end(args);
-    return code;
-}
 
 const struct cli_option *cli_option_at(const struct cli_command *cmd, size_t i)
 {

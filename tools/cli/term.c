@@ -144,6 +144,12 @@ void term_out(const char *text, size_t n)
     fflush(stdout);
 }
 
+void term_name(const char *name)
+{
+    erase_bar();
+    put_plain(stdout, name, strlen(name), false);
+}
+
 /* ---- input ---- */
 
 static struct {

@@ -28,6 +28,9 @@ void term_log(void *ctx, int32_t level, const char *room, const char *line);
 int32_t term_read_line(char **out, size_t *out_n);
 /* Text to standard output as it is, but on a terminal without control characters that could move its cursor. */
 void term_out(const char *text, size_t n);
+/* A name or path of strangers to standard output, on one line whatever it holds: control characters, line breaks among
+ * them, become '?', so that it cannot pass for a line of ours. */
+void term_name(const char *name);
 
 /* A bar that only appears when the work takes more than half a second: on a terminal it is drawn and erased, elsewhere
  * it is one line. */
