@@ -136,13 +136,25 @@ static double moe_cost(const struct bp_session *s, struct bpi_call *c)
     return 6.0 * hp->n_embd * (used * hp->n_ff_exp + n * hp->n_ff_shared);
 }
 
+/* Rows of a port that a call touches: of a table of rotations those of its tokens' positions. */
+static double rows_of(const struct bp_session *s, const struct bp_tensor *port)
+{
+    static const char *const tables[] = {"cos_table", "sin_table", "rope_cos", "rope_sin"};
+    const double n = (double)port->dim[0];
+    for (size_t i = 0; port->name != NULL && i < BPI_ARRAY_LEN(tables); ++i) {
+        if (strcmp(port->name, tables[i]) == 0 && n > s->step.n_tok) return s->step.n_tok;
+    }
+    return n;
+}
+
 void bpi_call_cost(const struct bp_session *s, struct bpi_call *c)
 {
     const struct bpi_hparams *hp = s->hp;
     const double h = hp->n_head;
     for (uint32_t i = 0; i < c->n_port; ++i) {
         double n = c->port[i].layout_id != 0 ? 0.0 : bpi_dtype_bytes(c->port[i].dtype);
-        for (uint32_t d = 0; d < c->port[i].ndim; ++d) n *= (double)c->port[i].dim[d];
+        for (uint32_t d = 0; d < c->port[i].ndim; ++d)
+            n *= d == 0 ? rows_of(s, &c->port[i]) : (double)c->port[i].dim[d];
         c->bytes += c->port[i].access == BP_INOUT ? 2 * n : n;
     }
     if (strcmp(c->slot, "quant") == 0) {

@@ -125,6 +125,10 @@ class Ab(CliCase):
                 self.assertGreater(o["flops"], 0)
         by = {(o["slot"], o["op"]): o for o in j["timing"]["by_op"]}
         self.assertGreater(by["quant", "matmul"]["a_us"], 0)
+        # Of a table for the whole context only the rows of the tokens are read.
+        for o in j["ops"]:
+            if (o["slot"], o["op"]) == ("dense", "rope"):
+                self.assertLess(o["bytes"], 100e3, o["tap"])
         self.assertGreater(j["timing"]["a_s"], 0)
         self.assertGreater(j["memory"]["a"]["cache"], 0)
 
@@ -135,6 +139,11 @@ class Ab(CliCase):
         self.assertTrue(r.err.startswith(b"side A: cache "), r)
         self.assertIn(b"\nside B: cache ", r.err)
         self.assertIn("blk.0.attn.cache", text)
+        # One call a layer is no measurement of a ratio, and free mode measures none.
+        self.assertRegex(text, r"(?m)^mla\.prefill\.run +\d+ +[\d.]+ +[\d.]+ +- ")
+        self.assertIn("fewer than 5 times", text)
+        free = self.good("ab", "-m", zoo("v3"), "--ids", IDS, "--b", "kv.dtype=f32", "--mode", "free").out.decode()
+        self.assertRegex(free, r"(?m)^blk\..* +- +-$")
         self.assertIn("\nfirst difference: mla.common.cache_write", text)
         self.assertIn("\nPASS: ", text)
 

@@ -166,11 +166,12 @@ static json_t *times_by_op(const struct bp_ab *ab)
             first = strcmp(other.slot, op.slot) != 0 || strcmp(other.op, op.op) != 0;
         if (!first) continue;
         double a = 0, b = 0, bytes = 0, flops = 0;
-        uint64_t calls = 0;
+        uint64_t calls = 0, least = UINT64_MAX;
         for (uint32_t k = i; op_at(ab, k, &other); ++k) {
             if (strcmp(other.slot, op.slot) != 0 || strcmp(other.op, op.op) != 0) continue;
             const double n = (double)other.calls;
             calls += other.calls;
+            if (other.time_a.n < least) least = other.time_a.n;
             a += n * other.time_a.median;
             b += n * other.time_b.median;
             bytes += n * other.bytes;
@@ -180,6 +181,7 @@ static json_t *times_by_op(const struct bp_ab *ab)
         put_text(o, "slot", op.slot);
         put_text(o, "op", op.op);
         put_int(o, "calls", calls);
+        put_int(o, "samples", least);
         put_real(o, "a_us", a);
         put_real(o, "b_us", b);
         put_real(o, "b_over_a", a > 0 ? b / a : NAN);
@@ -259,6 +261,19 @@ json_t *ab_json(const struct cli *c, const struct bp_ab *ab, const struct ab_sid
 
 /* ---- table ---- */
 
+/* Fewer calls than this are mostly the first one, which finds cold caches. */
+enum { ENOUGH_CALLS = 5 };
+
+/* A number in its column, or a dash where there is none. */
+static const char *cell(char out[24], int digits, bool there, double v)
+{
+    if (there)
+        snprintf(out, 24, "%.*f", digits, v);
+    else
+        snprintf(out, 24, "-");
+    return out;
+}
+
 static void print_ops(const struct bp_ab *ab, bool all)
 {
     struct bp_ab_op op;
@@ -271,10 +286,12 @@ static void print_ops(const struct bp_ab *ab, bool all)
             ++n_same;
             continue;
         }
+        char a[24], b[24];
         snprintf(name, sizeof name, "%s.%s", op.slot, op.op);
-        printf("%-34s %-20s %6s %10.3g %10.3g %10.3g %6llu  %10.1f %10.1f%s\n", op.tap, name,
+        printf("%-34s %-20s %6s %10.3g %10.3g %10.3g %6llu  %10s %10s%s\n", op.tap, name,
                status_name(op.status), op.max_abs, op.norm_rel, op.baseline_norm_rel,
-               (unsigned long long)op.n_flips, op.time_a.median, op.time_b.median,
+               (unsigned long long)op.n_flips, cell(a, 1, op.time_a.n > 0, op.time_a.median),
+               cell(b, 1, op.time_b.n > 0, op.time_b.median),
                op.status == BP_AB_FAIL && !op.made_here ? "  inherited" : "");
     }
     if (n_same > 0) printf("(%u more are equal bit for bit; -v shows them)\n", n_same);
@@ -283,23 +300,29 @@ static void print_ops(const struct bp_ab *ab, bool all)
 static void print_times(const struct bp_ab *ab)
 {
     json_t *list = times_by_op(ab), *o;
+    bool few = false;
     size_t i;
     if (json_array_size(list) > 0)
         printf("\n%-24s %8s %12s %12s %8s %10s %10s\n", "op, all layers", "calls", "A ms", "B ms",
                "B/A", "A GB/s", "A GFLOP/s");
     json_array_foreach(list, i, o)
     {
-        char name[64];
+        char name[64], ratio[24];
+        const bool enough = json_integer_value(json_object_get(o, "samples")) >= ENOUGH_CALLS;
+        few = few || !enough;
         const double a = json_number_value(json_object_get(o, "a_us"));
         const double b = json_number_value(json_object_get(o, "b_us"));
         snprintf(name, sizeof name, "%s.%s", json_string_value(json_object_get(o, "slot")),
                  json_string_value(json_object_get(o, "op")));
-        printf("%-24s %8lld %12.3f %12.3f %8.2f %10.2f %10.2f\n", name,
+        printf("%-24s %8lld %12.3f %12.3f %8s %10.2f %10.2f\n", name,
                (long long)json_integer_value(json_object_get(o, "calls")), a / 1e3, b / 1e3,
-               a > 0 ? b / a : 0.0,
+               cell(ratio, 2, enough && a > 0, b / a),
                a > 0 ? json_number_value(json_object_get(o, "bytes")) / a / 1e3 : 0.0,
                a > 0 ? json_number_value(json_object_get(o, "flops")) / a / 1e3 : 0.0);
     }
+    if (few)
+        printf("(no ratio where a layer's op ran fewer than %d times; -n N adds calls)\n",
+               ENOUGH_CALLS);
     json_decref(list);
 }
 
