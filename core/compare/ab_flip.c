@@ -114,3 +114,29 @@ int32_t bpi_ab_index_scores(struct bp_session *s, int32_t layer, uint32_t seq, c
     bpi_free(key);
     return rc;
 }
+
+static int32_t next_of(const int32_t *v, const int32_t *other, uint64_t k, uint64_t *at)
+{
+    while (*at < k) {
+        const int32_t key = v[(*at)++];
+        bool both = key < 0;
+        for (uint64_t i = 0; i < k && !both; ++i) both = other[i] == key;
+        if (!both) return key;
+    }
+    return -1;
+}
+
+bool bpi_ab_next_keys(const int32_t *a, const int32_t *b, uint64_t k, uint64_t at[2],
+                      int32_t *only_a, int32_t *only_b)
+{
+    *only_a = next_of(a, b, k, &at[0]);
+    *only_b = next_of(b, a, k, &at[1]);
+    return *only_a >= 0 || *only_b >= 0;
+}
+
+double bpi_ab_key_gap(const double *scores, uint32_t n_keys, int32_t a, int32_t b)
+{
+    if (scores == NULL || a < 0 || b < 0 || (uint32_t)a >= n_keys || (uint32_t)b >= n_keys)
+        return (double)NAN;
+    return fabs(scores[a] - scores[b]);
+}

@@ -294,7 +294,7 @@ static int32_t flip_experts(struct pass *p, const struct tap *t, struct bpi_ab_e
     if (p->route.n == 0) BP_TRY(bpi_ab_route_make(&p->route, hp, err));
     if (logits != NULL) {
         bpi_ab_route_score(&p->route, hp, bpi_mirror_router_bias(p->x.s, t->layer), logits);
-        larger(&e->limit_abs, bpi_ab_route_size(&p->route));
+        larger(&e->score_size, bpi_ab_route_size(&p->route));
     }
     for (uint64_t i = 0; i < t->width; ++i) {
         if (a[i] == b[i]) continue;
@@ -304,34 +304,21 @@ static int32_t flip_experts(struct pass *p, const struct tap *t, struct bpi_ab_e
     return BP_OK;
 }
 
-static bool holds(const int32_t *v, uint64_t n, int32_t x)
-{
-    for (uint64_t i = 0; i < n; ++i) {
-        if (v[i] == x) return true;
-    }
-    return false;
-}
-
-/* Keys that one side alone chose, paired in order. */
+/* Keys that only one side chose. */
 static int32_t flip_keys(struct pass *p, const struct tap *t, struct bpi_ab_entry *e,
                          const int32_t *a, const int32_t *b, uint32_t pos, struct bp_error *err)
 {
     const float *q = beside(p, t, "index.q", pos), *w = beside(p, t, "index.weights", pos);
     double *scores = bpi_calloc(pos + 1u, sizeof(*scores));
     if (scores == NULL) return bpi_fail_nomem(err, "compare", pos * sizeof(*scores));
-    int32_t rc = BP_DECLINED;
+    int32_t rc = BP_DECLINED, only_a, only_b;
+    uint64_t at[2] = {0, 0};
     if (q != NULL && w != NULL)
         rc = bpi_ab_index_scores(p->x.s, t->layer, 0, q, w, pos + 1, scores, err);
-    for (uint32_t i = 0; rc == BP_OK && i <= pos; ++i) larger(&e->limit_abs, fabs(scores[i]));
-    uint64_t y = 0;
-    for (uint64_t x = 0; x < t->width; ++x) {
-        if (a[x] < 0 || holds(b, t->width, a[x])) continue;
-        while (y < t->width && (b[y] < 0 || holds(a, t->width, b[y]))) ++y;
-        const int32_t other = y < t->width ? b[y++] : -1;
-        /* A faulty side may choose a key behind its own row, which has no score here. */
-        const bool known = (uint32_t)a[x] <= pos && other >= 0 && (uint32_t)other <= pos;
-        const double gap = rc == BP_OK && known ? fabs(scores[a[x]] - scores[other]) : (double)NAN;
-        bpi_ab_add_flip(e, pos, a[x], other, gap, false);
+    for (uint32_t i = 0; rc == BP_OK && i <= pos; ++i) larger(&e->score_size, fabs(scores[i]));
+    while (bpi_ab_next_keys(a, b, t->width, at, &only_a, &only_b)) {
+        const double gap = bpi_ab_key_gap(rc == BP_OK ? scores : NULL, pos + 1, only_a, only_b);
+        bpi_ab_add_flip(e, pos, only_a, only_b, gap, false);
     }
     bpi_free(scores);
     return rc == BP_DECLINED ? BP_OK : rc;
@@ -348,10 +335,12 @@ static int32_t compare_choices(struct pass *p, const struct tap *t, const struct
         if (a == NULL || b == NULL || is_behind(p, t, pos)) continue;
         if (!p->baseline) e->op.n_rows++;
         if (memcmp(a, b, t->width * 4) == 0) continue;
-        flipped[pos - p->begin] = 1;
-        if (p->baseline) continue;
-        rc = ends_with(t->name, ".moe.ids") ? flip_experts(p, t, e, a, b, pos, err)
-                                            : flip_keys(p, t, e, a, b, pos, err);
+        const uint64_t before = e->op.n_flips;
+        if (!p->baseline)
+            rc = ends_with(t->name, ".moe.ids") ? flip_experts(p, t, e, a, b, pos, err)
+                                                : flip_keys(p, t, e, a, b, pos, err);
+        /* The same keys in another order are no flip. */
+        flipped[pos - p->begin] = p->baseline || e->op.n_flips > before;
     }
     if (rc == BP_OK) mark(p, flipped, t->layer);
     bpi_free(flipped);
@@ -525,14 +514,14 @@ static const struct bpi_ab_entry *named(const struct bp_ab *ab, int32_t layer, c
 static double choice_precision(const struct bpi_ab_run *r, const struct bpi_ab_entry *e)
 {
     const struct bp_ab *ab = r->ab;
-    const double noise = drift(ab, e) * e->limit_abs;
+    const double noise = drift(ab, e) * e->score_size;
     if (strcmp(e->op.tap, "logits") == 0) return 2.0 * e->op.baseline_max_abs + drift(ab, e) * 64.0;
     const bool experts = ends_with(e->op.tap, ".moe.ids");
     const struct bpi_ab_entry *from = named(ab, e->op.layer, experts ? ".moe.router" : ".index.q");
     if (experts) return (from != NULL ? 2.0 * from->op.baseline_max_abs : 0.0) + noise;
     return (4.0 * (from != NULL ? from->base_max_rel : 0.0) +
             (r->unit > 0x1p-24 ? 4.0 * r->unit : 0.0)) *
-               e->limit_abs +
+               e->score_size +
            noise;
 }
 

@@ -69,6 +69,11 @@ const char *bpi_ab_text(struct bp_ab *ab, const char *fmt, ...)
     return keep_text(ab, text);
 }
 
+static bool is_wider(double gap, double than)
+{
+    return isnan(gap) ? !isnan(than) : gap > than;
+}
+
 void bpi_ab_add_flip(struct bpi_ab_entry *e, uint32_t pos, int32_t a, int32_t b, double gap,
                      bool wide)
 {
@@ -78,12 +83,12 @@ void bpi_ab_add_flip(struct bpi_ab_entry *e, uint32_t pos, int32_t a, int32_t b,
     const struct bp_ab_flip f = {.pos = pos, .a = a, .b = b, .wide = wide, .gap = gap};
     if (o->n_flips_kept < BPI_AB_FLIPS) {
         e->flips[o->n_flips_kept++] = f;
-    } else { /* the widest gaps say most */
+    } else { /* the widest gaps say most, and an unknown one may be of any width */
         uint32_t least = 0;
         for (uint32_t i = 1; i < BPI_AB_FLIPS; ++i) {
-            if (e->flips[i].gap < e->flips[least].gap) least = i;
+            if (is_wider(e->flips[least].gap, e->flips[i].gap)) least = i;
         }
-        if (!(gap <= e->flips[least].gap)) e->flips[least] = f;
+        if (is_wider(gap, e->flips[least].gap)) e->flips[least] = f;
     }
     o->flips = e->flips;
 }

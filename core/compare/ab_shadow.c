@@ -158,21 +158,17 @@ struct rows {
     const float *a, *b, *exact, *base;
 };
 
-static void blame(struct judged *j, uint32_t side, double limit)
+static void blame(struct judged *j, uint32_t side)
 {
     j->e->op.status = BP_AB_FAIL;
-    if (j->e->blamed == 0) {
-        j->e->blamed = side;
-        j->e->limit_abs = limit;
-    }
+    if (j->e->blamed == 0) j->e->blamed = side;
 }
 
 static void judge_row(struct judged *j, const struct rows *v, uint64_t n)
 {
-    double limit;
     const float *exact = j->exact_a ? v->a : j->exact_b ? v->b : v->exact;
-    if (!bpi_ab_row_right(v->b, exact, v->base, n, j->dtype, j->inner, &limit)) blame(j, 2, limit);
-    if (!bpi_ab_row_right(v->a, exact, v->base, n, j->dtype, j->inner, &limit)) blame(j, 1, limit);
+    if (!bpi_ab_row_right(v->b, exact, v->base, n, j->dtype, j->inner, NULL)) blame(j, 2);
+    if (!bpi_ab_row_right(v->a, exact, v->base, n, j->dtype, j->inner, NULL)) blame(j, 1);
     if (v->base == NULL) return;
     const struct bpi_ab_row base = bpi_ab_row(exact, v->base, n);
     if (base.max_abs > j->e->op.baseline_max_abs) j->e->op.baseline_max_abs = base.max_abs;
@@ -293,9 +289,8 @@ static int32_t compare_route(struct shadow *s, const struct bpi_call *c, struct 
             const struct bpi_ab_row d = bpi_ab_row(wa, wb, k);
             bpi_ab_count(j->e, &d, pos);
             /* Weights are f32 by definition, so no rounding excuses them; ref's own formula is exact enough. */
-            double limit;
-            if (!bpi_ab_row_right(wb, wa, NULL, k, BP_DT_F32, hp->n_expert, &limit))
-                blame(j, j->exact_a ? 2 : j->exact_b ? 1 : 0, limit);
+            if (!bpi_ab_row_right(wb, wa, NULL, k, BP_DT_F32, hp->n_expert, NULL))
+                blame(j, j->exact_a ? 2 : j->exact_b ? 1 : 0);
             continue;
         }
         bpi_ab_route_score(&s->route, hp, bias, row);
@@ -311,31 +306,18 @@ static int32_t compare_route(struct shadow *s, const struct bpi_call *c, struct 
     return BP_OK;
 }
 
-/* Keys that only one side chose, paired in order of position. scores: exact, by position. */
+/* Keys that only one side chose, told by their positions. scores: exact, by position. */
 static void pair_keys(struct shadow *s, struct judged *j, const int32_t *a, const int32_t *b,
                       uint32_t k, const double *scores, uint32_t n_keys, uint32_t row,
                       double precision)
 {
     const uint32_t seq = bpi_mirror_row_item(s->r->a)[row], pos = bpi_mirror_row_pos(s->r->a)[row];
-    uint32_t x = 0, y = 0;
-    for (;;) {
-        int32_t only_a = -1, only_b = -1;
-        for (; x < k && only_a < 0; ++x) {
-            bool both = a[x] < 0;
-            for (uint32_t i = 0; i < k && !both; ++i) both = b[i] == a[x];
-            if (!both) only_a = a[x];
-        }
-        for (; y < k && only_b < 0; ++y) {
-            bool both = b[y] < 0;
-            for (uint32_t i = 0; i < k && !both; ++i) both = a[i] == b[y];
-            if (!both) only_b = b[y];
-        }
-        if (only_a < 0 && only_b < 0) return;
+    uint64_t at[2] = {0, 0};
+    int32_t only_a, only_b;
+    while (bpi_ab_next_keys(a, b, k, at, &only_a, &only_b)) {
         const int32_t pa = bpi_mirror_slot_pos(s->r->a, seq, only_a);
         const int32_t pb = bpi_mirror_slot_pos(s->r->a, seq, only_b);
-        const bool known =
-            scores != NULL && pa >= 0 && pb >= 0 && (uint32_t)pa < n_keys && (uint32_t)pb < n_keys;
-        const double gap = known ? fabs(scores[pa] - scores[pb]) : (double)NAN;
+        const double gap = bpi_ab_key_gap(scores, n_keys, pa, pb);
         bpi_ab_add_flip(j->e, pos, pa, pb, gap, !(gap <= precision));
     }
 }

@@ -26,7 +26,7 @@ struct bpi_ab_entry {
     double base_d2, base_a2; /* the same of the baseline */
     double base_max_rel;
     uint64_t base_rows;
-    double limit_abs;        /* what the worst row was allowed when it failed */
+    double score_size;       /* free mode: the largest of the scores behind a choice */
     uint32_t blamed;         /* 1: A is worse than the baseline, 2: B */
     struct bp_ab_flip flips[BPI_AB_FLIPS];
     struct bpi_ab_samples time_a, time_b;
@@ -134,6 +134,12 @@ double bpi_ab_route_size(const struct bpi_ab_route *s); /* of the scores: what a
 /* Exact scores of the keys of one row from a's cache: (n_keys) doubles. BP_DECLINED: the layout is not plain. */
 int32_t bpi_ab_index_scores(struct bp_session *s, int32_t layer, uint32_t seq, const float *q, const float *w,
                             uint32_t n_keys, double *out, struct bp_error *err);
+/* The next keys that only one side has, paired in order; -1: that side has no more. False: neither has. at: where to go
+ * on, zeros at first. Negative entries are no keys. */
+bool bpi_ab_next_keys(const int32_t *a, const int32_t *b, uint64_t k, uint64_t at[2], int32_t *only_a, int32_t *only_b);
+/* Between the scores of two positions. NaN where one has none, as a key behind its own row, which a faulty side may
+ * choose. scores may be NULL. */
+double bpi_ab_key_gap(const double *scores, uint32_t n_keys, int32_t a, int32_t b);
 
 /* ---- ab_time.c ---- */
 int32_t bpi_ab_sample(struct bpi_ab_samples *s, double us, struct bpi_rng *rng, struct bp_error *err);

@@ -104,6 +104,41 @@ START_TEST(gaps_of_experts)
 }
 END_TEST
 
+/* Beyond what is kept the narrowest gaps go; an unknown one counts as the widest and is not lost behind narrow ones. */
+START_TEST(the_widest_flips_are_kept)
+{
+    struct bpi_ab_entry e = {.op = {.n_flips = 0}};
+    uint32_t n_unknown = 0;
+    bpi_ab_add_flip(&e, 0, 1, 2, (double)NAN, false);
+    for (uint32_t i = 1; i <= 2 * BPI_AB_FLIPS; ++i) bpi_ab_add_flip(&e, i, 1, 2, 0.5 * i, false);
+    bpi_ab_add_flip(&e, 99, 1, 2, (double)NAN, false);
+    ck_assert_uint_eq(e.op.n_flips, 2 * BPI_AB_FLIPS + 2);
+    ck_assert_uint_eq(e.op.n_flips_kept, BPI_AB_FLIPS);
+    for (uint32_t i = 0; i < BPI_AB_FLIPS; ++i) {
+        if (isnan(e.flips[i].gap))
+            ++n_unknown;
+        else
+            ck_assert_double_gt(e.flips[i].gap, 0.5 * (BPI_AB_FLIPS + 2));
+    }
+    ck_assert_uint_eq(n_unknown, 2);
+}
+END_TEST
+
+START_TEST(keys_of_one_side_are_paired)
+{
+    const double scores[] = {3.0, 1.0, 4.0, 1.5};
+    const int32_t a[] = {0, 2, 2, -1}, b[] = {2, 0, 3, -1};
+    uint64_t at[2] = {0, 0};
+    int32_t only_a = 7, only_b = 7;
+    ck_assert(bpi_ab_next_keys(a, b, 4, at, &only_a, &only_b)); /* a has one of its keys twice */
+    ck_assert(only_a == -1 && only_b == 3);
+    ck_assert(!bpi_ab_next_keys(a, b, 4, at, &only_a, &only_b));
+    ck_assert_double_eq(bpi_ab_key_gap(scores, 4, 0, 3), 1.5);
+    ck_assert(isnan(bpi_ab_key_gap(scores, 3, 0, 3)) && isnan(bpi_ab_key_gap(scores, 3, 3, 0)));
+    ck_assert(isnan(bpi_ab_key_gap(scores, 4, -1, 0)) && isnan(bpi_ab_key_gap(NULL, 4, 0, 3)));
+}
+END_TEST
+
 START_TEST(medians_and_intervals)
 {
     struct bpi_ab_samples s = {0};
@@ -128,7 +163,7 @@ START_TEST(patterns)
 {
     ck_assert(bpi_ab_matches("embd,blk.*.out", "blk.12.out"));
     ck_assert(bpi_ab_matches("*", "logits"));
-    ck_assert(!bpi_ab_matches("blk.1.*", "blk.12.out") || !bpi_ab_matches("blk.2.*", "blk.12.out"));
+    ck_assert(!bpi_ab_matches("blk.1.*", "blk.12.out") && !bpi_ab_matches("blk.2.*", "blk.12.out"));
     ck_assert(!bpi_ab_matches(NULL, "embd") && !bpi_ab_matches("", "embd"));
 }
 END_TEST
@@ -143,6 +178,8 @@ int main(void)
     tcase_add_test(t, bounds_follow_the_baseline);
     tcase_add_test(t, norm_counts_too);
     tcase_add_test(t, gaps_of_experts);
+    tcase_add_test(t, the_widest_flips_are_kept);
+    tcase_add_test(t, keys_of_one_side_are_paired);
     tcase_add_test(t, medians_and_intervals);
     tcase_add_test(t, patterns);
     suite_add_tcase(s, t);

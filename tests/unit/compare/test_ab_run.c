@@ -1,6 +1,7 @@
 /* test_ab_run.c - whole comparisons on models of the zoo, with a provider that is ref but for what a test tells it.
  * SPDX-License-Identifier: MIT */
 #include "unit/engine/engine_fixture.h"
+#include "backplane/slot_mla.h"
 #include "backplane/slot_moe.h"
 #include "backplane/slot_quant.h"
 #include "backplane/tools.h"
@@ -8,12 +9,18 @@
 
 enum { N_IDS = 24, MAX_LOGITS = 1 << 14 };
 
-/* "tilt": ref, with router logits that are tied on request, and a router that leans to later experts. */
+/* What "tilt" makes of the last key that ref selects. */
+enum last_key { KEEP, BEHIND, TWICE, SWAP };
+
+/* "tilt": ref, with router logits that are tied on request, a router that leans to later experts, and an index that
+ * selects wrong keys. */
 static struct tilt {
     struct bp_plugin_desc desc;
     const struct bp_plugin_desc *ref;
     struct bp_moe_ops moe, ref_moe;
     struct bp_quant_ops quant, ref_quant;
+    struct bp_mla_index_ops index, ref_index;
+    enum last_key last;
     float lean;       /* added to a logit for each expert before it */
     bool tie;         /* every expert gets almost the same logit */
     int64_t n_expert; /* rows of the router */
@@ -50,6 +57,25 @@ static int32_t matmul(void *self, const struct bp_launch *l, const struct bp_qua
     return rc;
 }
 
+/* Its last key becomes the one behind the row's own token, or the last but one again, or changes places with that. */
+static int32_t select_keys(void *self, const struct bp_launch *l,
+                           const struct bp_mla_select_args *a, struct bp_error *err)
+{
+    int32_t rc = tilt.ref_index.select(self, l, a, err);
+    const struct bp_mla_meta *m = a->meta->common;
+    for (int64_t r = 0; rc == BP_OK && r < a->meta->n_row; ++r) {
+        int32_t *last = (int32_t *)a->idx.data + r * a->idx.stride[0] + a->top_k - 1;
+        const int32_t one = last[0];
+        if (((const int32_t *)a->idx_len.data)[r] < 0) continue;
+        if (tilt.last == TWICE || tilt.last == SWAP) last[0] = last[-1];
+        if (tilt.last == SWAP) last[-1] = one;
+        for (uint32_t t = 0; tilt.last == BEHIND && t < m->n_tok; ++t) {
+            if (m->positions_host[t] == a->meta->row_kv_len_host[r]) last[0] = m->slot_map_host[t];
+        }
+    }
+    return rc;
+}
+
 static int32_t op_create(void *plugin, const struct bp_op_entry *entry, const struct bp_device *dev,
                          const struct bp_op_ref *inner, uint32_t n_inner, struct bp_op_ref *out,
                          struct bp_error *err)
@@ -59,6 +85,11 @@ static int32_t op_create(void *plugin, const struct bp_op_entry *entry, const st
         tilt.moe = tilt.ref_moe = *(const struct bp_moe_ops *)(const void *)out->vt;
         tilt.moe.route = route;
         out->vt = &tilt.moe.base;
+    }
+    if (strcmp(entry->iface, "bp.mla.index") == 0) {
+        tilt.index = tilt.ref_index = *(const struct bp_mla_index_ops *)(const void *)out->vt;
+        tilt.index.select = select_keys;
+        out->vt = &tilt.index.base;
     }
     if (strcmp(entry->iface, "bp.quant") == 0) {
         tilt.quant = tilt.ref_quant = *(const struct bp_quant_ops *)(const void *)out->vt;
@@ -141,6 +172,7 @@ static struct bp_ab_op op_at(const struct duel *d, uint32_t i)
 static const char *const ref[] = {"slots.moe=ref", "slots.quant=ref", NULL};
 static const char *const moe_tilt[] = {"slots.moe=tilt", "slots.quant=ref", NULL};
 static const char *const quant_tilt[] = {"slots.moe=ref", "slots.quant=tilt", NULL};
+static const char *const index_tilt[] = {"slots.mla.index=tilt", NULL};
 static const char *const both_tilt[] = {"slots.moe=tilt", "slots.quant=tilt", NULL};
 
 START_TEST(ref_is_ref)
@@ -236,6 +268,61 @@ START_TEST(a_wide_flip_fails)
 }
 END_TEST
 
+/* An index that is wrong is found on either side. A key behind the row's own token has no score there: the gap is not
+ * known, and nothing is read beyond the scores. */
+static void find_wrong_keys(enum last_key last)
+{
+    tilt.last = last;
+    for (uint32_t i = 0; i < 4; ++i) {
+        const bool on_a = i % 2 == 0;
+        const uint32_t mode = i < 2 ? BP_AB_FREE : BP_AB_SHADOW;
+        struct duel d =
+            duel(ZOO("zoo-glm5"), mode, on_a ? index_tilt : ref, on_a ? ref : index_tilt, 0);
+        must(d.rc, &d.err);
+        ck_assert_msg(!d.sum.pass, "mode %u, on %c: %s", mode, on_a ? 'A' : 'B', d.sum.text);
+        const struct bp_ab_op first = op_at(&d, (uint32_t)d.sum.first);
+        ck_assert_str_eq(first.op, "select");
+        ck_assert_uint_eq(first.status, BP_AB_FAIL);
+        ck_assert(first.n_wide > 0 && first.n_flips_kept > 0);
+        for (uint64_t f = 0; f < first.n_flips_kept; ++f) {
+            const int32_t wrong = on_a ? first.flips[f].a : first.flips[f].b;
+            ck_assert_int_eq(wrong, last == BEHIND ? (int32_t)first.flips[f].pos + 1 : -1);
+            ck_assert_msg(isnan(first.flips[f].gap) && first.flips[f].wide,
+                          "mode %u, on %c: position %u, key %d: gap %g", mode, on_a ? 'A' : 'B',
+                          first.flips[f].pos, wrong, first.flips[f].gap);
+        }
+        end(&d);
+    }
+}
+
+START_TEST(a_key_behind_its_row_is_found)
+{
+    find_wrong_keys(BEHIND);
+}
+END_TEST
+
+START_TEST(a_key_that_comes_twice_is_found)
+{
+    find_wrong_keys(TWICE);
+}
+END_TEST
+
+/* Their order is for the kit to check; what is behind them can be compared all the same. */
+START_TEST(keys_in_another_order_hide_nothing)
+{
+    tilt.last = SWAP;
+    for (uint32_t mode = BP_AB_SHADOW; mode <= BP_AB_FREE; ++mode) {
+        struct duel d = duel(ZOO("zoo-glm5"), mode, index_tilt, ref, 0);
+        must(d.rc, &d.err);
+        for (uint32_t i = 0; i < d.sum.n_ops; ++i) {
+            const struct bp_ab_op op = op_at(&d, i);
+            ck_assert_msg(op.n_flips == 0 && op.n_skipped == 0, "%s", op.tap);
+        }
+        end(&d);
+    }
+}
+END_TEST
+
 START_TEST(a_16_bit_cache_is_judged_by_its_precision)
 {
     static const char *const f32[] = {"kv.dtype=f32", NULL}, *const bf16[] = {"kv.dtype=bf16",
@@ -317,6 +404,9 @@ int main(void)
     tcase_add_test(t, an_error_is_charged_to_its_op);
     tcase_add_test(t, a_narrow_flip_does_not_fail);
     tcase_add_test(t, a_wide_flip_fails);
+    tcase_add_test(t, a_key_behind_its_row_is_found);
+    tcase_add_test(t, a_key_that_comes_twice_is_found);
+    tcase_add_test(t, keys_in_another_order_hide_nothing);
     tcase_add_test(t, a_16_bit_cache_is_judged_by_its_precision);
     tcase_add_test(t, the_caller_can_stop);
     tcase_add_test(t, what_cannot_be_compared_is_refused);
