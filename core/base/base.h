@@ -127,10 +127,17 @@ int32_t bpi_file_read(const char *path, size_t max_bytes, char **out, size_t *ou
 /* Writes to PATH.tmp.PID and renames; nothing half-written is left under either name on failure. */
 int32_t bpi_file_write(const char *path, const void *data, size_t n, struct bp_error *err);
 
-/* open and fsync; on network and other slow file systems a signal can end them before they did anything: then they are
- * made once more. */
-int bpi_open_again(const char *path, int flags, unsigned mode);
-int bpi_fsync_again(int fd);
+/* The same in pieces. begin makes the temporary file and reserves the n_bytes that will come, where the file system can;
+ * finish brings it to disk and gives it its name. A failed begin and every finish and drop leave nothing to clean up and a
+ * zeroed path; after a failed write only drop is legal. Zero-initialise. Errors: BP_E_IO, BP_E_NOMEM. */
+struct bpi_output {
+    char *path, *tmp; /* NULL: nothing is being written */
+    int fd;
+};
+int32_t bpi_output_begin(struct bpi_output *o, const char *path, uint64_t n_bytes, struct bp_error *err);
+int32_t bpi_output_write(const struct bpi_output *o, const void *data, uint64_t n, struct bp_error *err);
+int32_t bpi_output_finish(struct bpi_output *o, struct bp_error *err);
+void bpi_output_drop(struct bpi_output *o); /* accepts a zeroed one */
 
 /* Read-only mapping of a regular file. Errors as bpi_file_read; an empty file is BP_E_FORMAT. */
 struct bpi_map {

@@ -1,7 +1,6 @@
-/* base_file.c - whole-file reads, atomic writes, read-only mappings.
- * Not here: formats, search paths. Threads: any; two writers of one path at a time: one of them fails.
- * SPDX-License-Identifier: MIT */
-#include "base/base.h"
+/* base_file.c - whole-file reads, read-only mappings, and the bytes of a mapping by read calls.
+ * Not here: writing (base_output.c), formats, search paths. Threads: any. SPDX-License-Identifier: MIT */
+#include "base/base_priv.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,10 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define DOMAIN "file"
+#define DOMAIN BPI_FILE_DOMAIN
 
-/* For failures of system calls: "what: why". Takes errno before anything else can change it. */
-static int32_t fail_errno(struct bp_error *err, const char *path, const char *what)
+int32_t bpi_fail_errno(struct bp_error *err, const char *path, const char *what)
 {
     int native = errno;
     bool first = err != NULL && err->code == BP_OK;
@@ -33,23 +31,15 @@ int bpi_open_again(const char *path, int flags, unsigned mode)
     return fd;
 }
 
-int bpi_fsync_again(int fd)
-{
-    int rc;
-    do rc = fsync(fd);
-    while (rc != 0 && errno == EINTR);
-    return rc;
-}
-
 /* Opens a regular file and tells its size. O_NONBLOCK: opening a pipe must be refused, not waited for. */
 static int32_t open_regular(const char *path, int *out_fd, struct stat *out, struct bp_error *err)
 {
     struct stat st;
     int fd = bpi_open_again(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
-    if (fd < 0) return fail_errno(err, path, "the file cannot be opened");
+    if (fd < 0) return bpi_fail_errno(err, path, "the file cannot be opened");
     int32_t rc;
     if (fstat(fd, &st) != 0) {
-        rc = fail_errno(err, path, "the file cannot be examined");
+        rc = bpi_fail_errno(err, path, "the file cannot be examined");
         goto fail;
     }
     if (S_ISDIR(st.st_mode)) {
@@ -67,22 +57,6 @@ static int32_t open_regular(const char *path, int *out_fd, struct stat *out, str
 fail:
     close(fd);
     return rc;
-}
-
-static int32_t read_all(int fd, const char *path, char *data, size_t n, struct bp_error *err)
-{
-    for (size_t at = 0; at < n;) {
-        ssize_t got = read(fd, data + at, n - at);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return fail_errno(err, path, "the file cannot be read");
-        if (got == 0) {
-            return bpi_fail(
-                err, BP_E_IO, DOMAIN, path,
-                "the file ended after %zu of %zu bytes; it was changed while being read", at, n);
-        }
-        at += (size_t)got;
-    }
-    return BP_OK;
 }
 
 int32_t bpi_file_read(const char *path, size_t max_bytes, char **out, size_t *out_len,
@@ -106,7 +80,7 @@ int32_t bpi_file_read(const char *path, size_t max_bytes, char **out, size_t *ou
         rc = bpi_fail_nomem(err, DOMAIN, n_bytes);
         goto fail;
     }
-    BP_TRY_GOTO(rc, read_all(fd, path, data, n_bytes, err), fail);
+    BP_TRY_GOTO(rc, bpi_input_read(&(struct bpi_input){path, fd}, 0, data, n_bytes, err), fail);
     close(fd);
     data[n_bytes] = '\0';
     *out = data;
@@ -115,60 +89,6 @@ int32_t bpi_file_read(const char *path, size_t max_bytes, char **out, size_t *ou
 fail:
     bpi_free(data);
     close(fd);
-    return rc;
-}
-
-static int32_t write_all(int fd, const char *path, const void *data, size_t n, struct bp_error *err)
-{
-    for (size_t at = 0; at < n;) {
-        ssize_t put = write(fd, (const char *)data + at, n - at);
-        if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return fail_errno(err, path, "the file cannot be written");
-        at += (size_t)put;
-    }
-    /* Without this a crash of the machine could leave the new name on an empty file. */
-    if (bpi_fsync_again(fd) != 0)
-        return fail_errno(err, path, "the file cannot be brought to disk");
-    return BP_OK;
-}
-
-/* Creates the temporary file, fills it and gives it its final name. Removes it on any failure. */
-static int32_t write_and_rename(const char *path, const char *tmp, const void *data, size_t n,
-                                struct bp_error *err)
-{
-    /* O_EXCL: never write through a link or into a file that somebody else is filling. */
-    int fd = bpi_open_again(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0 && errno == EEXIST) {
-        return bpi_fail(
-            err, BP_E_IO, DOMAIN, tmp,
-            "this temporary file is left from an interrupted write; remove it and try again");
-    }
-    if (fd < 0) return fail_errno(err, path, "no file can be created in that folder");
-    int32_t rc = write_all(fd, path, data, n, err);
-    /* A close that a signal interrupts has closed, and everything is on the disk by then. */
-    if (close(fd) != 0 && errno != EINTR && rc == BP_OK)
-        rc = fail_errno(err, path, "the file cannot be closed");
-    if (rc == BP_OK && rename(tmp, path) != 0) {
-        rc = fail_errno(err, path, "the finished file cannot be given its name");
-    }
-    if (rc != BP_OK) unlink(tmp);
-    return rc;
-}
-
-int32_t bpi_file_write(const char *path, const void *data, size_t n, struct bp_error *err)
-{
-    struct stat st;
-    /* A rename would replace a device or a pipe by a plain file. */
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
-        return bpi_fail(err, BP_E_IO, DOMAIN, path,
-                        "%s stands at this path; name a regular file or a new one",
-                        S_ISDIR(st.st_mode) ? "a directory" : "a device, pipe or socket");
-    }
-    struct bpi_buf tmp = {0};
-    bpi_buf_printf(&tmp, "%s.tmp.%ld", path, (long)getpid());
-    int32_t rc = tmp.failed ? bpi_fail_nomem(err, DOMAIN, strlen(path) + 32)
-                            : write_and_rename(path, tmp.data, data, n, err);
-    bpi_buf_free(&tmp);
     return rc;
 }
 
@@ -184,7 +104,8 @@ int32_t bpi_map_open(const char *path, struct bpi_map *out, struct bp_error *err
                         "the file is empty; was its download or copy interrupted?");
     }
     void *data = mmap(NULL, n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    int32_t rc = data == MAP_FAILED ? fail_errno(err, path, "the file cannot be mapped") : BP_OK;
+    int32_t rc =
+        data == MAP_FAILED ? bpi_fail_errno(err, path, "the file cannot be mapped") : BP_OK;
     close(fd);
     if (rc != BP_OK) return rc;
     out->data = data;
@@ -255,11 +176,11 @@ int32_t bpi_input_read(const struct bpi_input *in, uint64_t at, void *out, size_
     for (size_t done = 0; done < n;) {
         ssize_t got = pread(in->fd, (char *)out + done, n - done, (off_t)(at + done));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return fail_errno(err, in->path, "the file cannot be read");
+        if (got < 0) return bpi_fail_errno(err, in->path, "the file cannot be read");
         if (got == 0)
             return bpi_fail(err, BP_E_IO, DOMAIN, in->path,
                             "the file ended at byte %llu, %zu bytes early; another program has "
-                            "shortened it, so fetch it again",
+                            "shortened it meanwhile, so make it whole and start again",
                             (unsigned long long)(at + done), n - done);
         done += (size_t)got;
     }

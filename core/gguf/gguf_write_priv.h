@@ -7,9 +7,7 @@
 
 /* A file that is being written. */
 struct bpi_gguf_saving {
-    char *path, *tmp; /* NULL: nothing is being written */
-    int fd;          /* -1: closed */
-    bool created;    /* tmp exists */
+    struct bpi_output out;
     uint64_t tensor; /* the one that the next bytes belong to */
     uint64_t at;     /* bytes of it that are written */
 };
@@ -24,10 +22,6 @@ struct bpi_gguf_writer {
     uint64_t data_bytes;
     struct bpi_gguf_saving saving;
 };
-
-/* Reserves the first n_bytes of an open file. 0, or the errno that says that there is no room: full disk, quota, limit.
- * A file system that cannot reserve is fine: writing will tell. */
-int bpi_gguf_reserve(int fd, uint64_t n_bytes);
 
 enum { BPI_GGUF_WRITE_ALIGNMENT = BPI_GGUF_DEFAULT_ALIGNMENT };
 

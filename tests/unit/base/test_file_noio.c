@@ -1,4 +1,4 @@
-/* test_file_noio.c - every file operation of the functions in base_file.c fails once: an error that names the file, no
+/* test_file_noio.c - every file operation of the functions in base_file.c and base_output.c fails once: an error that names the file, no
  * descriptor left open, and of a write the old file whole and no temporary one. Signals are waited out.
  * SPDX-License-Identifier: MIT */
 #include "base/base.h"
@@ -107,7 +107,7 @@ struct task {
     enum io_call uses[8]; /* of these at least one must be seen; IO_N_CALLS ends the list */
 };
 static const struct task tasks[] = {
-    {do_read, false, {IO_OPEN, IO_FSTAT, IO_READ, IO_CLOSE, IO_N_CALLS}},
+    {do_read, false, {IO_OPEN, IO_FSTAT, IO_PREAD, IO_CLOSE, IO_N_CALLS}},
     {do_map, false, {IO_OPEN, IO_FSTAT, IO_MMAP, IO_CLOSE, IO_N_CALLS}},
     {do_input, false, {IO_OPEN, IO_FSTAT, IO_PREAD, IO_CLOSE, IO_N_CALLS}},
     {do_write, true, {IO_STAT, IO_OPEN, IO_WRITE, IO_FSYNC, IO_RENAME, IO_CLOSE, IO_N_CALLS}},

@@ -172,7 +172,7 @@ static void walk(const struct way *w, int how, const float *want)
         ck_assert_uint_ge(io_fail_seen(IO_FSTAT), 2);
         ck_assert_uint_ge(io_fail_seen(IO_MMAP), w->shards ? N_SHARDS : 1);
         ck_assert_uint_ge(io_fail_seen(IO_CLOSE), 2);
-        ck_assert_uint_ge(io_fail_seen(IO_READ), w->setting != NULL ? 2 : 1);
+        ck_assert_uint_ge(io_fail_seen(IO_PREAD), w->setting != NULL ? 2 : 1);
     }
 }
 

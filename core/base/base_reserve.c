@@ -1,16 +1,16 @@
-/* gguf_reserve.c - space on disk for a file before it is written. A file of its own, because the call needs GNU's
+/* base_reserve.c - space on disk for a file before it is written. A file of its own, because the call needs GNU's
  * headers, and they change the meaning of strerror_r. Threads: pure. SPDX-License-Identifier: MIT */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* fallocate */
 #endif
-#include "gguf/gguf_write_priv.h"
+#include "base/base_priv.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/statvfs.h>
 
 /* Not posix_fallocate: where the file system cannot reserve, that one writes to every block of the file. */
-int bpi_gguf_reserve(int fd, uint64_t n_bytes)
+int bpi_reserve(int fd, uint64_t n_bytes)
 {
     struct statvfs fs;
     int rc;
