@@ -1,7 +1,7 @@
 /* session.c - opening and closing a session, its limits and sequences. The step itself: step.c.
  * SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
-#include "gguf/gguf_stream.h"
+#include "gguf/gguf.h"
 #include "loader/plugin_file.h"
 #include "ref/ref.h"
 #include <math.h>

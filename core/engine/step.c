@@ -2,7 +2,7 @@
  * A step that fails leaves every sequence as it was, except that a numeric failure keeps the tokens and marks the
  * sequence failed. SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
-#include "gguf/gguf_stream.h"
+#include "gguf/gguf.h"
 #include <math.h>
 #include <string.h>
 

@@ -3,7 +3,6 @@
  * into them; it never changes after bpi_gguf_open. SPDX-License-Identifier: MIT */
 #include "gguf/gguf.h"
 #include "gguf/gguf_priv.h"
-#include "gguf/gguf_stream.h"
 
 #include <string.h>
 
@@ -203,21 +202,33 @@ int32_t bpi_gguf_check_files(const struct bpi_gguf *g, struct bp_error *err)
     return BP_OK;
 }
 
-int32_t bpi_gguf_input_open(const struct bpi_gguf *g, uint32_t shard, struct bpi_input *out,
+int32_t bpi_gguf_input_open(struct bpi_gguf_input *in, const struct bpi_gguf *g, uint32_t shard,
                             struct bp_error *err)
 {
     const struct bpi_gguf_part *part = &g->parts[shard];
-    *out = (struct bpi_input){.path = part->path, .fd = -1};
-    if (part->map.data == NULL) return BP_OK;
-    return bpi_input_open(&part->map, part->path, out, err);
+    if (in->is_open && in->shard == shard) return BP_OK;
+    bpi_gguf_input_close(in);
+    if (part->map.data == NULL)
+        in->image = part->data;
+    else
+        BP_TRY(bpi_input_open(&part->map, part->path, &in->file, err));
+    in->shard = shard;
+    in->is_open = true;
+    return BP_OK;
 }
 
-int32_t bpi_gguf_input_read(const struct bpi_input *in, const struct bpi_gguf_tensor *t,
-                            uint64_t at, void *out, size_t n, struct bp_error *err)
+int32_t bpi_gguf_input_read(const struct bpi_gguf_input *in, uint64_t at, void *out, size_t n,
+                            struct bp_error *err)
 {
-    if (in->fd >= 0) return bpi_input_read(in, t->offset + at, out, n, err);
-    if (n > 0) memcpy(out, t->data + at, n);
+    if (in->image == NULL) return bpi_input_read(&in->file, at, out, n, err);
+    if (n > 0) memcpy(out, in->image + at, n);
     return BP_OK;
+}
+
+void bpi_gguf_input_close(struct bpi_gguf_input *in)
+{
+    if (in->is_open && in->image == NULL) bpi_input_close(&in->file);
+    *in = (struct bpi_gguf_input){0};
 }
 
 void bpi_gguf_want(const struct bpi_gguf *g, const struct bpi_gguf_tensor *t, uint64_t at,

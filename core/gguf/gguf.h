@@ -80,6 +80,8 @@ uint64_t bpi_gguf_shard_bytes(const struct bpi_gguf *g, uint32_t shard);
 uint64_t bpi_gguf_alignment(const struct bpi_gguf *g, uint32_t shard);
 /* Hint how tensors will be read next (enum bpi_map_use); an open file expects whole ones. */
 void bpi_gguf_expect(const struct bpi_gguf *g, uint32_t use);
+/* The files behind the mappings still have all their bytes (bpi_map_check). Images in memory always do. */
+int32_t bpi_gguf_check_files(const struct bpi_gguf *g, struct bp_error *err);
 
 /* Metadata of the first shard, in file order. */
 uint64_t bpi_gguf_n_kv(const struct bpi_gguf *g);
@@ -111,14 +113,20 @@ int32_t bpi_gguf_arr_strings(const struct bpi_gguf *g, const struct bpi_gguf_kv 
 void bpi_gguf_format_value(const struct bpi_gguf_kv *kv, struct bpi_buf *b);
 const char *bpi_gguf_kind_name(uint32_t kind);
 
-/* ---- tensors by read calls, in any order ---- */
+/* ---- the files' bytes by read calls, in any order ---- */
 
-/* The file of one shard; of an image in memory nothing is opened. Any number of threads may read from it. Errors: as
- * bpi_input_open and bpi_input_read. bpi_input_close closes it. */
-int32_t bpi_gguf_input_open(const struct bpi_gguf *g, uint32_t shard, struct bpi_input *out, struct bp_error *err);
-/* Bytes [at, at + n) of a tensor of that shard. */
-int32_t bpi_gguf_input_read(const struct bpi_input *in, const struct bpi_gguf_tensor *t, uint64_t at, void *out,
-                            size_t n, struct bp_error *err);
+/* One shard at a time; of an image in memory nothing is opened. Zero-initialise. Any number of threads may read. */
+struct bpi_gguf_input {
+    struct bpi_input file;
+    const unsigned char *image; /* of an image in memory */
+    uint32_t shard;
+    bool is_open;
+};
+/* Turns to a shard; does nothing when it is the open one already. Errors: as bpi_input_open. */
+int32_t bpi_gguf_input_open(struct bpi_gguf_input *in, const struct bpi_gguf *g, uint32_t shard, struct bp_error *err);
+/* Bytes [at, at + n) of the shard's file; those of a tensor begin at its offset. Errors: as bpi_input_read. */
+int32_t bpi_gguf_input_read(const struct bpi_gguf_input *in, uint64_t at, void *out, size_t n, struct bp_error *err);
+void bpi_gguf_input_close(struct bpi_gguf_input *in); /* accepts a zeroed one */
 /* A hint that bytes [at, at + n) of a tensor will be read soon. */
 void bpi_gguf_want(const struct bpi_gguf *g, const struct bpi_gguf_tensor *t, uint64_t at, uint64_t n);
 

@@ -49,25 +49,20 @@ static int32_t hash_piece(void *ctx, uint32_t worker, uint64_t tensor, uint64_t 
 static int32_t hash_header(const struct hashing *h, uint32_t shard, struct bp_error *err)
 {
     enum { PIECE = 1 << 16 };
-    const struct bpi_gguf_part *part = &h->g->parts[shard];
     struct bpi_manifest_entry *e = &h->m->entries[shard];
-    struct bpi_input in = {.fd = -1};
+    struct bpi_gguf_input in = {0};
     XXH3_state_t *state = h->states[0];
-    int32_t rc = BP_OK;
     unsigned char *buffer = bpi_alloc(PIECE);
     if (buffer == NULL) return bpi_fail_nomem(err, BPI_GGUF_DOMAIN, PIECE);
-    if (part->map.data != NULL) rc = bpi_input_open(&part->map, part->path, &in, err);
+    int32_t rc = bpi_gguf_input_open(&in, h->g, shard, err);
     if (rc == BP_OK && XXH3_128bits_reset(state) != XXH_OK) rc = fail_state(err);
     for (uint64_t at = 0; rc == BP_OK && at < e->n_bytes;) {
         size_t n = e->n_bytes - at < PIECE ? (size_t)(e->n_bytes - at) : PIECE;
-        if (part->map.data != NULL)
-            rc = bpi_input_read(&in, at, buffer, n, err);
-        else
-            memcpy(buffer, part->data + at, n);
+        rc = bpi_gguf_input_read(&in, at, buffer, n, err);
         if (rc == BP_OK && XXH3_128bits_update(state, buffer, n) != XXH_OK) rc = fail_state(err);
         at += n;
     }
-    bpi_input_close(&in);
+    bpi_gguf_input_close(&in);
     bpi_free(buffer);
     if (rc == BP_OK) put_hash(state, e->hash);
     return rc;

@@ -13,10 +13,8 @@ enum { PIECE_BYTES = 1 << 20 };
 /* What one thread of the pool works with. */
 struct worker {
     atomic_bool taken;
-    unsigned char *buffer;  /* (PIECE_BYTES) */
-    struct bpi_input input; /* of `shard` */
-    uint32_t shard;
-    bool is_open;
+    unsigned char *buffer; /* (PIECE_BYTES) */
+    struct bpi_gguf_input input;
     int32_t rc;
     uint64_t failed_at; /* tensor */
     struct bp_error err;
@@ -42,18 +40,6 @@ static struct worker *take_worker(struct walk *w, uint32_t *out_number)
     }
 }
 
-static int32_t open_shard(struct walk *w, struct worker *k, uint32_t shard)
-{
-    if (k->is_open && k->shard == shard) return BP_OK;
-    if (k->is_open) bpi_input_close(&k->input);
-    k->is_open = false;
-    const struct bpi_gguf_part *part = &w->g->parts[shard];
-    BP_TRY(bpi_input_open(&part->map, part->path, &k->input, &k->err));
-    k->is_open = true;
-    k->shard = shard;
-    return BP_OK;
-}
-
 static int32_t tell_progress(struct walk *w, struct worker *k, const char *name)
 {
     if (w->s->progress == NULL || !pthread_equal(pthread_self(), w->caller)) return BP_OK;
@@ -67,19 +53,16 @@ static int32_t tell_progress(struct walk *w, struct worker *k, const char *name)
 static int32_t walk_tensor(struct walk *w, struct worker *k, uint32_t number, uint64_t i)
 {
     const struct bpi_gguf_tensor *t = &w->g->tensors[i];
-    const struct bpi_gguf_part *part = &w->g->parts[t->shard];
-    bool in_memory = part->map.data == NULL;
     uint32_t block = 1, block_bytes = 1;
     (void)bpi_gguf_type_sizes(t->type, &block, &block_bytes);
     const size_t most = (size_t)PIECE_BYTES / block_bytes * block_bytes;
     if (t->n_bytes == 0) return w->s->piece(w->s->ctx, number, i, 0, k->buffer, 0, &k->err);
-    if (!in_memory) BP_TRY(open_shard(w, k, t->shard));
+    BP_TRY(bpi_gguf_input_open(&k->input, w->g, t->shard, &k->err));
     for (uint64_t at = 0; at < t->n_bytes;) {
         if (atomic_load_explicit(&w->stop, memory_order_relaxed)) return BP_OK;
         size_t n = t->n_bytes - at < most ? (size_t)(t->n_bytes - at) : most;
-        const unsigned char *bytes = in_memory ? t->data + at : k->buffer;
-        if (!in_memory) BP_TRY(bpi_input_read(&k->input, t->offset + at, k->buffer, n, &k->err));
-        BP_TRY(w->s->piece(w->s->ctx, number, i, at, bytes, n, &k->err));
+        BP_TRY(bpi_gguf_input_read(&k->input, t->offset + at, k->buffer, n, &k->err));
+        BP_TRY(w->s->piece(w->s->ctx, number, i, at, k->buffer, n, &k->err));
         at += n;
         atomic_fetch_add_explicit(&w->done, n, memory_order_relaxed);
         BP_TRY(tell_progress(w, k, t->name));
@@ -138,8 +121,7 @@ int32_t bpi_gguf_stream(const struct bpi_gguf *g, struct bpi_pool *pool,
     }
     bpi_pool_run(pool, g->n_tensors, 1, walk_range, &w);
     int32_t rc = first_failure(&w, err);
-    for (uint32_t i = 0; i < w.n_workers; ++i)
-        if (w.workers[i].is_open) bpi_input_close(&w.workers[i].input);
+    for (uint32_t i = 0; i < w.n_workers; ++i) bpi_gguf_input_close(&w.workers[i].input);
     bpi_free(buffers);
     bpi_free(w.workers);
     return rc;

@@ -7,9 +7,6 @@
 #include "base/pool.h"
 #include "gguf/gguf.h"
 
-/* The files behind the mappings still have all their bytes (bpi_map_check). Images in memory always do. */
-int32_t bpi_gguf_check_files(const struct bpi_gguf *g, struct bp_error *err);
-
 /* Every tensor once, in pieces. */
 struct bpi_gguf_stream {
     void *ctx;

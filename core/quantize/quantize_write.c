@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include "base/pool.h"
@@ -30,9 +31,7 @@ struct chunk {
 struct writing {
     const struct bpi_quantize_plan *plan;
     const struct bpi_quantize_job *job;
-    struct bpi_input input; /* of `shard` */
-    uint32_t shard;
-    bool is_open;
+    struct bpi_gguf_input input;
     unsigned char *buffer[2];
     struct chunk now, before;         /* being converted; being written, n_bytes 0 for none */
     uint64_t done_bytes, total_bytes; /* of the source */
@@ -86,7 +85,7 @@ static bool read_piece(struct writing *w, const struct bpi_gguf_tensor *t, uint6
 {
     struct bp_error err = BP_ERROR_INIT;
     uint64_t at = bytes_of(t->type, piece * PIECE);
-    if (bpi_gguf_input_read(&w->input, t, at, out, bytes_of(t->type, n), &err) == BP_OK)
+    if (bpi_gguf_input_read(&w->input, t->offset + at, out, bytes_of(t->type, n), &err) == BP_OK)
         return true;
     if (!atomic_exchange(&w->io_failed, true)) w->io_err = err;
     atomic_store(&w->stop, true);
@@ -133,11 +132,13 @@ static void work(void *arg, uint64_t begin, uint64_t end)
 
 /* ---- what went wrong ---- */
 
+enum { PLACE_BYTES = 64 };
 /* Where value number `at` is, as "row 3, column 17". */
-static void place(const struct bpi_gguf_tensor *t, uint64_t at, struct bpi_buf *b)
+static void place(const struct bpi_gguf_tensor *t, uint64_t at, char out[PLACE_BYTES])
 {
-    bpi_buf_printf(b, "row %llu, column %llu", (unsigned long long)(at / (uint64_t)t->ne[0]),
-                   (unsigned long long)(at % (uint64_t)t->ne[0]));
+    snprintf(out, PLACE_BYTES, "row %llu, column %llu",
+             (unsigned long long)(at / (uint64_t)t->ne[0]),
+             (unsigned long long)(at % (uint64_t)t->ne[0]));
 }
 
 static int32_t fail_value(const struct bpi_quantize_row *row, uint64_t at, float v,
@@ -145,19 +146,17 @@ static int32_t fail_value(const struct bpi_quantize_row *row, uint64_t at, float
 {
     const struct bpi_gguf_tensor *t = row->src;
     const struct bpi_block_info *to = bpi_block_info(row->to);
-    struct bpi_buf where = {0};
-    place(t, at, &where);
-    const char *text = where.failed ? "some place" : where.data;
+    char where[PLACE_BYTES];
+    place(t, at, where);
     if (isnan(v) || isinf(v))
-        bpi_fail(err, BP_E_NUMERIC, DOMAIN, t->name,
-                 "tensor '%s' holds %s at %s; a model with broken weights cannot be quantized",
-                 t->name, isnan(v) ? "NaN" : "an infinity", text);
-    else
-        bpi_fail(err, BP_E_NUMERIC, DOMAIN, t->name,
-                 "tensor '%s' holds %g at %s, and %s ends at %g; ask for a type with a wider range",
-                 t->name, (double)v, text, to->name, (double)to->max_abs);
-    bpi_buf_free(&where);
-    return BP_E_NUMERIC;
+        return bpi_fail(
+            err, BP_E_NUMERIC, DOMAIN, t->name,
+            "tensor '%s' holds %s at %s; a model with broken weights cannot be quantized", t->name,
+            isnan(v) ? "NaN" : "an infinity", where);
+    return bpi_fail(
+        err, BP_E_NUMERIC, DOMAIN, t->name,
+        "tensor '%s' holds %g at %s, and %s ends at %g; ask for a type with a wider range", t->name,
+        (double)v, where, to->name, (double)to->max_abs);
 }
 
 /* Reads the bad piece again and names its first bad value. */
@@ -169,19 +168,17 @@ static int32_t explain_bad(struct writing *w, const struct bpi_quantize_row *row
     unsigned char raw[PIECE_BYTES_MAX];
     float values[PIECE];
     uint64_t bad = 0;
-    BP_TRY(bpi_gguf_input_read(&w->input, t, bytes_of(t->type, piece * PIECE), raw,
+    BP_TRY(bpi_gguf_input_read(&w->input, t->offset + bytes_of(t->type, piece * PIECE), raw,
                                bytes_of(t->type, n), err));
     if (row->to == t->type) {
         const char *why = bpi_block_validate(t->type, raw, bytes_of(t->type, n), &bad);
         uint64_t at = piece * PIECE + bad * bpi_block_info(t->type)->block_elems;
-        struct bpi_buf where = {0};
-        place(t, at, &where);
-        bpi_fail(err, BP_E_NUMERIC, DOMAIN, t->name,
-                 "tensor '%s' is broken at %s: %s; a model with broken weights cannot be quantized",
-                 t->name, where.failed ? "some place" : where.data,
-                 why != NULL ? why : "it changed");
-        bpi_buf_free(&where);
-        return BP_E_NUMERIC;
+        char where[PLACE_BYTES];
+        place(t, at, where);
+        return bpi_fail(
+            err, BP_E_NUMERIC, DOMAIN, t->name,
+            "tensor '%s' is broken at %s: %s; a model with broken weights cannot be quantized",
+            t->name, where, why != NULL ? why : "it changed");
     }
     float max = bpi_block_info(row->to)->max_abs;
     BP_TRY(bpi_block_decode(t->type, raw, n, values));
@@ -219,17 +216,6 @@ static int32_t run_job(struct writing *w, struct bp_error *err)
     return BP_OK;
 }
 
-static int32_t open_shard(struct writing *w, uint32_t shard, struct bp_error *err)
-{
-    if (w->is_open && w->shard == shard) return BP_OK;
-    if (w->is_open) bpi_input_close(&w->input);
-    w->is_open = false;
-    BP_TRY(bpi_gguf_input_open(w->plan->g, shard, &w->input, err));
-    w->is_open = true;
-    w->shard = shard;
-    return BP_OK;
-}
-
 static int32_t tell_progress(struct writing *w, const char *path, const char *name,
                              struct bp_error *err)
 {
@@ -245,7 +231,7 @@ static int32_t write_tensor(struct writing *w, const struct bpi_quantize_row *ro
 {
     const struct bpi_gguf_tensor *t = row->src;
     const uint64_t n = pieces_of(t), step = pieces_per_chunk(row->to);
-    if (n > 0) BP_TRY(open_shard(w, t->shard, err));
+    if (n > 0) BP_TRY(bpi_gguf_input_open(&w->input, w->plan->g, t->shard, err));
     for (uint64_t at = 0; at < n; at += step) {
         struct chunk *c = &w->now;
         BP_TRY(tell_progress(w, path, t->name, err));
@@ -333,7 +319,7 @@ int32_t bpi_quantize_write(const struct bpi_quantize_plan *p, const char *path,
     rc = bpi_gguf_writer_finish(p->writer, err);
 done:
     bpi_gguf_writer_abandon(p->writer);
-    if (w.is_open) bpi_input_close(&w.input);
+    bpi_gguf_input_close(&w.input);
     bpi_free(w.buffer[0]);
     bpi_free(w.buffer[1]);
     return rc;
