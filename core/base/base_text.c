@@ -115,7 +115,7 @@ bool bpi_glob(const char *p, const char *text)
         if (*p == '*') {
             star = ++p;
             back = text;
-        } else if (*p == *text) {
+        } else if (*p == *text && *p != ',') { /* a comma of the text is never the list's */
             ++p;
             ++text;
         } else if (star != NULL) {

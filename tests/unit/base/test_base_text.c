@@ -128,6 +128,8 @@ START_TEST(globs)
         {"out,b*", "out", true},
         {"out,b*", "b", false},
         {"o**t", "out", true},
+        {"a,b", "a,b", false}, /* the comma ends the pattern and stands for nothing */
+        {"*,b", "a,b", true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i)
         ck_assert_msg(bpi_glob(cases[i].pattern, cases[i].text) == cases[i].match, "%s on %s",
