@@ -39,25 +39,27 @@ bp_missing() {
     bp_has_library pcre2.h pcre2-8 || echo libpcre2-dev
 }
 
+bp_apt() { # apt-get arguments
+    local root=()
+    [ "$(id -u)" -eq 0 ] || root=(sudo)
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 "$@"
+}
+
 bp_setup() {
-    local missing root=() quiet
+    local missing
     missing=$(bp_missing | tr '\n' ' ')
     if [ -z "$missing" ]; then
         say "all build packages are present"
     else
         command -v apt-get >/dev/null ||
             die "there is no apt-get here, so please install what these Debian packages hold, then run this again: $missing"
-        if [ "$(id -u)" -ne 0 ]; then
-            command -v sudo >/dev/null ||
-                die "installing needs root and there is no sudo, so please run as root: apt-get install -y $missing"
-            root=(sudo)
-        fi
+        [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null ||
+            die "installing needs root and there is no sudo, so please run as root: apt-get install -y $missing"
         say "installing with apt: $missing"
-        quiet=(-qq -o Dpkg::Use-Pty=0)
-        "${root[@]}" apt-get "${quiet[@]}" update ||
+        bp_apt update ||
             die "apt-get update failed, so please run as root: apt-get update && apt-get install -y $missing"
         # shellcheck disable=SC2086  # a list of names, split on purpose
-        "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get "${quiet[@]}" install -y --no-install-recommends $missing ||
+        bp_apt install -y --no-install-recommends $missing ||
             die "apt-get install failed, so please run as root: apt-get install -y $missing"
         missing=$(bp_missing | tr '\n' ' ')
         [ -z "$missing" ] || die "still missing after the installation: $missing"
@@ -71,21 +73,20 @@ bp_setup() {
     fi
 }
 
-# A browser for the tests of HTML reports. They are skipped without one, so that it cannot be had is no error.
+# A browser for the tests of HTML reports, unless BP_BROWSER names one. They are skipped without one, so that it cannot be
+# had is no error.
 # Debian 12, 2 cores: 20 s, 122 MB to download.
 bp_setup_browser() {
-    local name root=()
-    for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do
+    local name
+    for name in ${BP_BROWSER:+"$BP_BROWSER"} chromium chromium-browser google-chrome google-chrome-stable chrome; do
         if command -v "$name" >/dev/null; then
             say "a browser is present: $name"
             return
         fi
     done
-    [ "$(id -u)" -eq 0 ] || root=(sudo)
     if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null; } &&
         say "installing with apt: chromium" &&
-        "${root[@]}" apt-get -qq -o Dpkg::Use-Pty=0 update &&
-        "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y --no-install-recommends chromium; then
+        bp_apt update && bp_apt install -y --no-install-recommends chromium; then
         return
     fi
     say "no browser could be installed: the tests that need one will be skipped"
