@@ -17,12 +17,8 @@ static int32_t list_ref(struct bp_plugin_list *l, struct bp_error *err)
 {
     BP_TRY(bpi_loader_register(l->loader, bpi_ref_query, err));
     const struct bp_plugin_desc *desc = bpi_loader_plugin(l->loader, 0);
-    for (uint32_t i = 0; i < desc->n_ops; ++i) {
-        const struct bp_op_entry *e =
-            (const struct bp_op_entry *)(const void *)((const unsigned char *)desc->ops +
-                                                       (uint64_t)i * desc->ops_stride);
-        bpi_buf_printf(&l->ref_ifaces, "%s%s", i != 0 ? " " : "", e->iface);
-    }
+    for (uint32_t i = 0; i < desc->n_ops; ++i)
+        bpi_buf_printf(&l->ref_ifaces, "%s%s", i != 0 ? " " : "", bpi_desc_op(desc, i)->iface);
     return l->ref_ifaces.failed ? bpi_fail_nomem(err, "loader", l->ref_ifaces.cap) : BP_OK;
 }
 

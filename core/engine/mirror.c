@@ -5,7 +5,6 @@
  * Threads: the session's. SPDX-License-Identifier: MIT */
 #include "engine/mirror_priv.h"
 #include "backplane/sdk_ports.h"
-#include <stdio.h>
 #include <string.h>
 
 /* ---- watching ---- */
@@ -46,6 +45,12 @@ static int32_t list_ports(const char *iface, uint32_t number, const void *args, 
     return BP_E_ARG;
 }
 
+static int32_t sync_device(struct bp_session *s, struct bp_error *err)
+{
+    if (s->device.kind == BP_DEV_HOST) return BP_OK;
+    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
+}
+
 int32_t bpi_watch_before(struct bp_session *s, const struct bpi_bound *op, const char *fn,
                          uint32_t number, const struct bp_launch *l, const void *args,
                          size_t n_bytes, struct bp_error *err)
@@ -68,8 +73,7 @@ int32_t bpi_watch_before(struct bp_session *s, const struct bpi_bound *op, const
     bpi_call_name(s, c, w->site, sizeof(w->site));
     bpi_call_cost(s, c);
     w->rc = w->w->before != NULL ? w->w->before(w->w->ctx, c, err) : BP_OK;
-    if (w->rc == BP_OK && s->device.kind != BP_DEV_HOST)
-        w->rc = BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
+    if (w->rc == BP_OK) w->rc = sync_device(s, err);
     w->start_ns = bpi_now_ns();
     return w->rc;
 }
@@ -78,8 +82,7 @@ int32_t bpi_watch_after(struct bp_session *s, int32_t rc, struct bp_error *err)
 {
     struct bpi_watcher *w = s->watcher;
     if (rc != BP_OK) return rc;
-    if (s->device.kind != BP_DEV_HOST)
-        BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL));
+    BP_TRY(sync_device(s, err));
     w->call.us = (double)(bpi_now_ns() - w->start_ns) * 1e-3;
     return w->w->after != NULL ? w->w->after(w->w->ctx, &w->call, err) : BP_OK;
 }
@@ -506,12 +509,6 @@ static int32_t plan(struct bp_session *b, struct bpi_bound *op, const struct bpi
         return bpi_step_plan_prefill(b, op, l, u->prefill.meta, err);
     if (strcmp(c->slot, "mla.decode") == 0) return bpi_step_plan_decode(b, op, l, err);
     return BP_OK;
-}
-
-static int32_t sync_device(struct bp_session *s, struct bp_error *err)
-{
-    if (s->device.kind == BP_DEV_HOST) return BP_OK;
-    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
 }
 
 int32_t bpi_mirror_run(struct bp_session *a, struct bp_session *b, const struct bpi_call *c,

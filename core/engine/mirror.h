@@ -51,7 +51,7 @@ int32_t bpi_mirror_run(struct bp_session *a, struct bp_session *b, const struct 
                        struct bp_error *err);
 const char *bpi_mirror_provider(const struct bp_session *a, const struct bp_session *b, const struct bpi_call *c);
 
-/* Bytes from the first element of a port to its last. */
+/* Bytes from the first element of a port to its last; 0 without data. */
 uint64_t bpi_port_span(const struct bp_tensor *t);
 /* Does an output of the call share memory with this port? Then it must be saved before. */
 bool bpi_call_overwrites(const struct bpi_call *c, uint32_t port);
@@ -87,6 +87,5 @@ int32_t bpi_mirror_cache_row(struct bp_session *s, int32_t layer, bool index, ui
 /* The position of a token slot in a sequence, -1: it is not one of its. */
 int32_t bpi_mirror_slot_pos(const struct bp_session *s, uint32_t seq, int32_t slot);
 uint32_t bpi_mirror_kv_dtype(const struct bp_session *s);
-bool bpi_mirror_on_device(const struct bp_session *s);
 
 #endif

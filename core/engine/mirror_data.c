@@ -2,9 +2,7 @@
  * numbers ("mla.bf16.576": rows one after the other, one per token slot).
  * Not here: calls (mirror.c). Threads: the session's. SPDX-License-Identifier: MIT */
 #include "engine/mirror_priv.h"
-#include "base/half.h"
-#include "backplane/sdk_tensor.h"
-#include <stdio.h>
+#include "backplane/sdk.h"
 #include <string.h>
 
 /* ---- copies ---- */
@@ -166,17 +164,14 @@ uint32_t bpi_mirror_n_tok(const struct bp_session *s)
 /* The dtype of a layout of plain rows, BP_DT_NONE for any other. */
 static uint32_t plain_dtype(const struct bp_session *s, uint32_t layer, bool index)
 {
-    static const struct {
-        const char *name;
-        uint32_t dtype;
-    } known[] = {{"f32", BP_DT_F32}, {"bf16", BP_DT_BF16}, {"f16", BP_DT_F16}};
+    static const uint32_t dtypes[] = {BP_DT_F32, BP_DT_BF16, BP_DT_F16};
     const struct bpi_layer *l = &s->layers[layer];
     const uint64_t id = index ? l->index_layout_id : l->kv_layout_id;
-    for (size_t i = 0; i < BPI_ARRAY_LEN(known); ++i) {
-        char name[48];
-        (void)snprintf(name, sizeof(name), "%s.%s.%u", index ? "mla.index" : "mla", known[i].name,
-                       bpi_mirror_row_width(s, index));
-        if (bp_id(name) == id) return known[i].dtype;
+    char name[32];
+    for (size_t i = 0; i < BPI_ARRAY_LEN(dtypes); ++i) {
+        if (bp_layout_name(name, index ? "mla.index" : "mla", dtypes[i],
+                           bpi_mirror_row_width(s, index)) == id)
+            return dtypes[i];
     }
     return BP_DT_NONE;
 }
@@ -334,9 +329,4 @@ int32_t bpi_mirror_first_row(const struct bp_session *s, const struct bpi_call *
 uint32_t bpi_mirror_kv_dtype(const struct bp_session *s)
 {
     return s->kv_dtype;
-}
-
-bool bpi_mirror_on_device(const struct bp_session *s)
-{
-    return s->device.kind != BP_DEV_HOST;
 }

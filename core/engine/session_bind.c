@@ -25,11 +25,6 @@ const char *bpi_slot_name(uint32_t slot)
     return slot_table[slot].slot;
 }
 
-const char *bpi_slot_iface(uint32_t slot)
-{
-    return slot_table[slot].iface;
-}
-
 /* Rows of the choice table: one per slot, provider and unbroken run of layers. */
 static int32_t note_choice(struct bp_session *s, uint32_t slot, const char *provider, int32_t layer,
                            struct bp_error *err)

@@ -179,23 +179,13 @@ static void carry_meta(struct bp_session *s, uint32_t kind)
 
 /* ---- tensors ---- */
 
-static uint64_t span_of(const struct bp_tensor *t)
-{
-    uint64_t span = 1; /* elements from the first to the last */
-    for (uint32_t i = 0; i < t->ndim; ++i) {
-        if (t->dim[i] == 0) return 0;
-        span += (uint64_t)(t->dim[i] - 1) * (uint64_t)t->stride[i];
-    }
-    return span * bpi_dtype_bytes(t->dtype);
-}
-
 /* Copies a tensor's span over. A tensor that is only written comes too, because between its rows may lie others'
  * numbers, which go back with it. */
 static int32_t copy_tensor(struct bp_session *s, const struct bp_tensor *t, uint32_t dir,
                            struct bp_error *err)
 {
-    const uint64_t n = span_of(t);
-    if (t->data == NULL || n == 0) return BP_OK;
+    const uint64_t n = bpi_port_span(t);
+    if (n == 0) return BP_OK;
     const struct bpi_mem *m = find_mem(s, t->data);
     if (m == NULL || n > m->n_bytes - ((uintptr_t)t->data - (uintptr_t)m->p)) {
         return bpi_fail(err, BP_E_INTERNAL, "engine", t->name,
@@ -239,7 +229,6 @@ static int32_t carry_in(struct bp_session *s, const struct bpi_bound *op, uint32
         return bpi_fail(err, BP_E_INTERNAL, "engine", iface,
                         "op %u of %s cannot be carried to the host", number, iface);
     }
-    c->op = op;
     c->n = BPI_ARRAY_LEN(c->list);
     BP_TRY(bpi_op_result(op, -1, "tensors",
                          op->ref.vt->tensors(op->ref.self, number, args, c->list, &c->n), err));

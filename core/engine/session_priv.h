@@ -277,7 +277,6 @@ enum bpi_twin { BPI_TWIN_NONE = 0, BPI_TWIN_COPIED = 1, BPI_TWIN_FIXED = 2 /* fi
 struct bpi_carry {
     int32_t rc;
     uint32_t n; /* tensors of the call */
-    const struct bpi_bound *op;
     const void *args; /* what the op is called with */
     struct bp_tensor list[16];
     _Alignas(16) unsigned char clone[1024];
@@ -349,7 +348,7 @@ struct bpi_question {
     uint32_t row; /* of the decisions */
     bool asked;
 };
-/* Asks, binds the winner and keeps the answers. *out_row may be NULL. */
+/* Asks, binds the winner and keeps the answers. */
 int32_t bpi_session_choose(struct bp_session *s, struct bpi_question *q, struct bpi_bound **out,
                            struct bp_error *err);
 /* The two halves of it: asks only; binds the winner and keeps the answers. */
@@ -359,7 +358,6 @@ int32_t bpi_session_settle(struct bp_session *s, struct bpi_question *q, struct 
 /* Keeps answers without binding anything: binding failed, for this slot or for another that goes with it. */
 int32_t bpi_session_note_failure(struct bp_session *s, struct bpi_question *q, struct bp_error *err);
 const char *bpi_slot_name(uint32_t slot);
-const char *bpi_slot_iface(uint32_t slot);
 uint64_t bpi_session_file_bytes(const struct bp_session *s, const uint32_t *roles, size_t n,
                                 uint32_t layer);
 /* Cache dtype and layouts of all layers (session_kv.c). */

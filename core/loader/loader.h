@@ -58,6 +58,8 @@ int32_t bpi_loader_register(struct bpi_loader *l, bp_plugin_query_fn query, stru
 
 size_t bpi_loader_n_plugins(const struct bpi_loader *l);
 const struct bp_plugin_desc *bpi_loader_plugin(const struct bpi_loader *l, size_t i);
+/* The i-th op that a plugin offers. */
+const struct bp_op_entry *bpi_desc_op(const struct bp_plugin_desc *desc, uint32_t i);
 /* Host memory that the i-th plugin holds, and the most it has ever held. */
 void bpi_loader_memory(const struct bpi_loader *l, size_t i, uint64_t *used_bytes, uint64_t *peak_bytes);
 /* Does every [plugin.NAME] of the config belong to a plugin that is registered or was found? Call it after the scan.

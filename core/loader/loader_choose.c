@@ -186,8 +186,7 @@ static int32_t ask_found(struct walk *w, struct bpi_found *f, bool named, struct
     return BP_OK;
 }
 
-/* What cannot even be read offers nothing for certain, so it is told for every slot. */
-static bool may_offer(const struct bpi_found *f, const char *iface)
+bool bpi_found_may_offer(const struct bpi_found *f, const char *iface)
 {
     const struct bp_plugin_note *note = &f->file.note;
     if (f->shadowed) return false;
@@ -208,7 +207,7 @@ static int32_t ask_all(struct walk *w, struct bp_error *err)
     size_t n = 0;
     for (size_t i = 0; i < l->n_found && !w->found; ++i) {
         struct bpi_found *f = l->found[i];
-        if (!may_offer(f, w->iface) || was_asked(w, f->name)) continue;
+        if (!bpi_found_may_offer(f, w->iface) || was_asked(w, f->name)) continue;
         BP_TRY(ask_found(w, f, false, err));
         if (f->state == BPI_FOUND_REFUSED) tell_refused(w, f);
     }
@@ -243,10 +242,7 @@ static int32_t ask_named(struct walk *w, const char *name, struct bp_error *err)
     if (was_asked(w, name)) return BP_OK;
     const struct bpi_plugin *p = bpi_loader_find(l, name);
     if (p == NULL) {
-        struct bpi_found *f = NULL;
-        for (size_t i = 0; i < l->n_found && f == NULL; ++i) {
-            if (strcmp(l->found[i]->name, name) == 0) f = l->found[i];
-        }
+        struct bpi_found *f = bpi_found_named(l, name);
         if (f == NULL) return bpi_loader_fail_unknown(l, name, w->where, err);
         if (f->state == BPI_FOUND_READY && f->file.note.kind == BP_KIND_WRAPPER)
             return refuse_wrapper(w, name, err);

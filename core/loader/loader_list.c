@@ -20,14 +20,6 @@ static void add(struct list *o, const char *name)
     if (o->n < o->cap) o->names[o->n++] = name;
 }
 
-static bool may_offer(const struct bpi_found *f, const char *iface)
-{
-    const struct bp_plugin_note *note = &f->file.note;
-    if (f->shadowed) return false;
-    if ((f->file.flags & BPI_PF_NOTE) == 0) return true;
-    return note->kind != BP_KIND_WRAPPER && bpi_note_offers(note, iface);
-}
-
 /* Registered plugins from the oldest to the newest; depth is bounded by the number of plugins. */
 static void add_registered(struct list *o, const struct bpi_plugin *p)
 {
@@ -41,7 +33,7 @@ static void add_registered(struct list *o, const struct bpi_plugin *p)
 static void add_all(struct list *o)
 {
     for (size_t i = 0; i < o->l->n_found; ++i) {
-        if (may_offer(o->l->found[i], o->iface)) add(o, o->l->found[i]->name);
+        if (bpi_found_may_offer(o->l->found[i], o->iface)) add(o, o->l->found[i]->name);
     }
     add_registered(o, o->l->newest);
 }

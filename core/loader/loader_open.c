@@ -290,10 +290,7 @@ int32_t bpi_loader_need(struct bpi_loader *l, const char *name, const char *wher
 {
     *out = bpi_loader_find(l, name);
     if (*out != NULL) return BP_OK;
-    struct bpi_found *f = NULL;
-    for (size_t i = 0; i < l->n_found && f == NULL; ++i) {
-        if (strcmp(l->found[i]->name, name) == 0) f = l->found[i];
-    }
+    struct bpi_found *f = bpi_found_named(l, name);
     if (f == NULL) return bpi_loader_fail_unknown(l, name, where, err);
     int32_t rc = bpi_found_open(l, f, err);
     if (rc == BP_DECLINED) return bpi_found_fail(f, where, err);

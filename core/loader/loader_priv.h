@@ -58,7 +58,6 @@ int32_t bpi_loader_query(const struct bpi_loader *l, bp_plugin_query_fn query,
 int32_t bpi_loader_admit(struct bpi_loader *l, const char *name, const struct bp_plugin_desc *desc,
                          struct bpi_plugin **out, struct bp_error *err);
 void bpi_loader_dismiss(struct bpi_loader *l, struct bpi_plugin *newest);
-const struct bp_op_entry *bpi_desc_op(const struct bp_plugin_desc *desc, uint32_t i);
 /* 1 to 31 of a-z, 0-9 and _, and not "auto". */
 bool bpi_plugin_name_ok(const char *name);
 /* Opened plugins only; bpi_loader_need opens. */
@@ -77,6 +76,12 @@ int32_t bpi_loader_fail_unknown(const struct bpi_loader *l, const char *name, co
 
 /* loader_scan.c */
 void bpi_loader_forget_found(struct bpi_loader *l);
+/* bpi_loader_found_named, to be opened. */
+struct bpi_found *bpi_found_named(const struct bpi_loader *l, const char *name);
+
+/* loader_choose.c: would `auto` come to it? What cannot even be read offers nothing for certain, so it is told for every
+ * slot. */
+bool bpi_found_may_offer(const struct bpi_found *f, const char *iface);
 
 /* loader_open.c */
 

@@ -421,6 +421,11 @@ const struct bpi_found *bpi_loader_found(const struct bpi_loader *l, size_t i)
 
 const struct bpi_found *bpi_loader_found_named(const struct bpi_loader *l, const char *name)
 {
+    return bpi_found_named(l, name);
+}
+
+struct bpi_found *bpi_found_named(const struct bpi_loader *l, const char *name)
+{
     for (size_t i = 0; i < l->n_found; ++i) {
         if (strcmp(l->found[i]->name, name) == 0) return l->found[i];
     }
