@@ -11,24 +11,52 @@
 
 enum { BUFFER_BYTES = 1 << 16, LINE_BYTES = 4096, MAX_THREADS = 256 };
 
+/* How every trace begins: by this a file is known for one that may be replaced. */
+static const char head[] = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
+
+/* May the file of this name give way to a trace? Where there is none, where it is empty, and where it is a trace. A link
+ * is judged by what it leads to, and one that leads nowhere is kept. NULL, or why not. */
+static const char *must_stay(const char *path)
+{
+    char begin[sizeof head - 1];
+    struct stat st;
+    /* Not to wait for the other end of a pipe. */
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0 && lstat(path, &st) != 0)
+        return NULL; /* mkstemp says what is wrong with the folder */
+    if (fd < 0) return "it exists and cannot be read, so it is not replaced";
+    const int is_file = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    const int is_trace = is_file && read(fd, begin, sizeof begin) == (ssize_t)sizeof begin &&
+                         memcmp(begin, head, sizeof begin) == 0;
+    (void)close(fd);
+    if (is_trace || (is_file && st.st_size == 0)) return NULL;
+    return "it exists and is no earlier trace, so it is not replaced";
+}
+
 int32_t trace_file_open(struct trace_plugin *p, struct bp_error *err)
 {
     struct bp_text t;
     if (p->out[0] == '\0' || p->fd >= 0) return BP_OK;
-    bp_text_begin(&t, p->part, sizeof p->part);
-    bp_text_add(&t, p->out);
-    bp_text_add(&t, ".XXXXXX");
-    p->fd = mkstemp(p->part);
-    if (p->fd >= 0) return BP_OK;
-    const int why = errno;
+    const char *why = must_stay(p->out);
+    int native = 0;
+    if (why == NULL) {
+        bp_text_begin(&t, p->part, sizeof p->part);
+        bp_text_add(&t, p->out);
+        bp_text_add(&t, ".XXXXXX");
+        p->fd = mkstemp(p->part);
+        if (p->fd >= 0) return BP_OK;
+        native = errno;
+        why = native == ENOENT    ? "its folder does not exist"
+              : native == EACCES  ? "its folder may not be written to"
+              : native == ENOTDIR ? "a part of the path is no folder"
+                                  : "no file can be made there";
+    }
     (void)bp_error_begin(err, &t, BP_E_IO, TRACE_NAME, "[plugin.trace] out");
-    if (err != NULL) err->native = why;
+    if (err != NULL) err->native = native;
     bp_text_add(&t, "the trace cannot be written to \"");
     bp_text_add(&t, p->out);
-    bp_text_add(&t, why == ENOENT    ? "\": its folder does not exist"
-                    : why == EACCES  ? "\": its folder may not be written to"
-                    : why == ENOTDIR ? "\": a part of the path is no folder"
-                                     : "\": no file can be made there");
+    bp_text_add(&t, "\": ");
+    bp_text_add(&t, why);
     bp_text_add(&t, "; choose another file, or leave out empty for counters alone");
     return BP_E_IO;
 }
@@ -158,7 +186,7 @@ static void put_end(struct sink *s, uint64_t n_dropped, int32_t enqueue_only)
     char line[512];
     struct bp_text t;
     bp_text_begin(&t, line, sizeof line);
-    bp_text_add(&t, "\n],\"displayTimeUnit\":\"ns\",\"otherData\":{\"dropped\":");
+    bp_text_add(&t, "\n],\"otherData\":{\"dropped\":");
     bp_text_u64(&t, n_dropped);
     bp_text_add(&t, ",\"measures\":\"");
     bp_text_add(&t, enqueue_only ? "calls on the host; for devices, the time to enqueue" : "calls");
@@ -186,7 +214,6 @@ static void say(const struct trace_plugin *p, uint32_t level, const char *before
 
 void trace_file_finish(struct trace_plugin *p)
 {
-    static const char head[] = "{\"traceEvents\":[";
     if (p->fd < 0) return;
     struct sink *s = bp_mem_alloc(p->host, 1, sizeof *s);
     struct threads *all = bp_mem_alloc(p->host, 1, sizeof *all);
@@ -210,7 +237,7 @@ void trace_file_finish(struct trace_plugin *p)
     if (fchmod(p->fd, 0644) != 0) bad = 1; /* mkstemp lets nobody else read it */
     if (close(p->fd) != 0) bad = 1;
     p->fd = -1;
-    if (bad || rename(p->part, p->out) != 0) {
+    if (bad || must_stay(p->out) != NULL || rename(p->part, p->out) != 0) { /* it may be new */
         (void)unlink(p->part);
         say(p, BP_LOG_ERROR, "the trace of ", n_written, " spans could not be written to ", 0);
     } else {

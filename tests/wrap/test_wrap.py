@@ -161,6 +161,39 @@ class Wrap(CliCase):
             last = [e for e in json.load(f)["traceEvents"]][-1]
         self.assertEqual((last["name"], last["args"]["layer"], last["args"]["status"]), ("bp.mla.decode.run", 2, -14))
 
+    def test_a_trace_replaces_only_traces(self):
+        at = lambda name: os.path.join(self.tmp, name)
+        keep = b"GGUF, or anything else that is dear to somebody"
+        with open(at("file"), "wb") as f:
+            f.write(keep)
+        with open(at("foreign"), "wb") as f:
+            f.write(b'{"traceEvents":[]}')  # as another program writes it
+        os.symlink("file", at("link"))
+        os.link(at("file"), at("hard"))
+        os.symlink("nothing", at("dangling"))
+        os.mkdir(at("folder"))
+        os.mkfifo(at("pipe"))
+        names = sorted(os.listdir(self.tmp))
+        for name in names:
+            with self.subTest(name=name):
+                self.refused("verify", *model("v3"), *settings(plugin__trace__out=at(name)), *wrap("trace"),
+                             says=[at(name), "cannot be read" if name == "dangling" else "no earlier trace", "not replaced"])
+        self.assertEqual(sorted(os.listdir(self.tmp)), names)
+        self.assertTrue(os.path.samefile(at("file"), at("hard")) and os.path.islink(at("link")) and
+                        os.path.islink(at("dangling")))
+        with open(at("file"), "rb") as f:
+            self.assertEqual(f.read(), keep)
+        # What it made itself gives way, and so does a file without a byte; a link to a trace gives way itself.
+        open(at("empty"), "wb").close()
+        for _ in range(2):
+            few = self.traced(*wrap("trace", ["mla.decode"]), out="empty")[0]
+        os.symlink("empty", at("latest"))
+        more = self.traced(*wrap("trace"), out="latest")[0]
+        self.assertFalse(os.path.islink(at("latest")))
+        self.assertGreater(len(more["traceEvents"]), len(few["traceEvents"]))
+        with open(at("empty"), encoding="utf-8") as f:
+            self.assertEqual(json.load(f), few)
+
     # ---- check ----
 
     def planted(self, fault, chain="check, plant", slot="mla.decode", layer=2, row=3, status=3, says=(), extra=()):
