@@ -179,6 +179,7 @@ int32_t bpi_session_settle(struct bp_session *s, struct bpi_question *q, struct 
     BP_TRY(bpi_session_bound(s, &q->ref, provider, q->cands[q->chosen].on_host != 0, q->problem,
                              out, &ws, err));
     BP_TRY(note_answers(s, q, (int32_t)q->chosen, &ws, err));
+    bpi_loader_tell(s->loader, slot_table[q->slot].slot, q->layer, q->cands, q->n_cands, q->chosen);
     return note_choice(s, q->slot, provider, q->layer, err);
 }
 

@@ -100,6 +100,11 @@ int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *if
                           const struct bp_device *dev, const void *problem, struct bpi_candidate *cands, size_t cap,
                           size_t *n_cands, size_t *chosen, struct bp_op_ref *out, struct bp_error *err);
 
+/* Logs a choice that stands: what was passed over, and why, and whether the winner serves badly. Choosing itself does
+ * not, because much is asked only to see whether it would do. */
+void bpi_loader_tell(const struct bpi_loader *l, const char *slot, int32_t layer, struct bpi_candidate *cands,
+                     size_t n_cands, size_t chosen);
+
 /* The names of all providers that the slot's list would come to for `layer` if each refused, in order and without
  * asking or opening any; those beyond cap are left out. Returns how many. Texts live as long as loader and config. */
 size_t bpi_loader_names(const struct bpi_loader *l, const char *slot, const char *iface, int32_t layer,

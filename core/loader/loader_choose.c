@@ -277,21 +277,31 @@ static void format_refusals(const struct walk *w, struct bpi_buf *b)
     if (n == 0) bpi_buf_printf(b, "no registered plugin offers %s", w->iface);
 }
 
-/* Says what was passed over, and why: the choice must never be a riddle. */
-static void log_choice(const struct walk *w)
+/* "slot quant, layer 5" */
+static void put_where(struct walk *w)
 {
-    const struct bpi_candidate *winner = &w->cands[w->won];
-    struct bpi_buf why = {0};
-    if (w->n > 1) {
-        format_refusals(w, &why);
-        bpi_logf(w->l->env.log, BPI_LOG_INFO, "loader", "%s: takes %s, because %s", w->where,
+    (void)snprintf(w->where, sizeof w->where, w->layer >= 0 ? "slot %s, layer %d" : "slot %s",
+                   w->slot, w->layer);
+}
+
+void bpi_loader_tell(const struct bpi_loader *l, const char *slot, int32_t layer,
+                     struct bpi_candidate *cands, size_t n_cands, size_t chosen)
+{
+    struct walk w = {
+        .slot = slot, .layer = layer, .cands = cands, .n = n_cands, .won = chosen, .found = true};
+    const struct bpi_candidate *winner = &cands[chosen];
+    put_where(&w);
+    if (n_cands > 1) {
+        struct bpi_buf why = {0};
+        format_refusals(&w, &why);
+        bpi_logf(l->env.log, BPI_LOG_INFO, "loader", "%s: takes %s, because %s", w.where,
                  winner->provider, why.data != NULL ? why.data : "others refused");
+        bpi_buf_free(&why);
     }
-    bpi_buf_free(&why);
     if (winner->verdict.level == BP_V_DEGRADED) {
         struct bpi_buf how = {0};
         bpi_candidate_format(winner, &how);
-        bpi_logf(w->l->env.log, BPI_LOG_WARN, "loader", "%s: served, but badly, by %s", w->where,
+        bpi_logf(l->env.log, BPI_LOG_WARN, "loader", "%s: served, but badly, by %s", w.where,
                  how.data != NULL ? how.data : winner->provider);
         bpi_buf_free(&how);
     }
@@ -309,8 +319,7 @@ int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *if
     w.cands = cands;
     w.cap = cap;
     *n_cands = 0;
-    (void)snprintf(w.where, sizeof w.where, layer >= 0 ? "slot %s, layer %d" : "slot %s", slot,
-                   layer);
+    put_where(&w);
     int32_t rc = ask_list(&w, list, err);
     if (rc == BP_OK && !w.found && falls_back(&w)) {
         struct bpi_buf why = {0};
@@ -335,6 +344,5 @@ int32_t bpi_loader_choose(struct bpi_loader *l, const char *slot, const char *if
     }
     *chosen = w.won;
     *out = w.op;
-    log_choice(&w);
     return BP_OK;
 }

@@ -137,6 +137,40 @@ START_TEST(auto_takes_what_all_serve)
 }
 END_TEST
 
+static void count_told(void *ctx, int32_t level, const char *room, const char *line)
+{
+    int *n = ctx;
+    (void)level;
+    if (strcmp(room, "loader") == 0 && strstr(line, "takes ref") != NULL) ++*n;
+}
+
+/* Layers are asked for every dtype that auto tries, and again when it stands; only what stands is told. */
+START_TEST(a_choice_is_told_once)
+{
+    const char *const set[] = {COMMON, "slots.mla.decode=fake0,ref", "engine.log=info", NULL};
+    struct bp_error err = BP_ERROR_INIT;
+    struct bp_decisions *d;
+    struct bp_model *m;
+    int n = 0, n_layer = 0;
+    const struct bp_callbacks cb = {
+        .h = BP_HDR(struct bp_callbacks, progress), .ctx = &n, .log = count_told};
+    fakes[0].only_dtype = BP_DT_F32;
+    struct bp_config *cfg = fake_config(set);
+    must(bp_model_open_headers(ZOO("zoo-v32"), cfg, NULL, &m, &err), &err);
+    must(bp_explain(m, cfg, &cb, &d, &err), &err);
+    ck_assert_str_eq(info_of(d).kv_dtype, "bf16");
+    struct bp_decision r = {.h = BP_HDR(struct bp_decision, weight_bytes)};
+    for (uint32_t i = 0; bp_decision(d, i, &r) == BP_OK; ++i) {
+        if (strcmp(r.slot, "mla.decode") == 0) n_layer += r.layer_end - r.layer_begin;
+    }
+    ck_assert_int_gt(n_layer, 1);
+    ck_assert_int_eq(n, n_layer);
+    bp_decisions_close(d);
+    bp_model_close(m);
+    bp_config_destroy(cfg);
+}
+END_TEST
+
 /* Prefill and decode that share no dtype. */
 START_TEST(no_common_dtype)
 {
@@ -336,6 +370,7 @@ int main(void)
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, bf16_only_and_f16_asked);
     tcase_add_test(tc, auto_takes_what_all_serve);
+    tcase_add_test(tc, a_choice_is_told_once);
     tcase_add_test(tc, no_common_dtype);
     tcase_add_test(tc, unknown_name);
     tcase_add_test(tc, not_asked_and_runs_of_layers);

@@ -20,6 +20,7 @@ static void choose_for(struct stand *s, int32_t layer, const void *problem, stru
     c->chosen = 77;
     c->rc = bpi_loader_choose(s->loader, "quant", "bp.quant", layer, NULL, problem, c->cands, 4,
                               &c->n, &c->chosen, &c->op, &c->err);
+    if (c->rc == BP_OK) bpi_loader_tell(s->loader, "quant", layer, c->cands, c->n, c->chosen);
 }
 
 static void choose(struct stand *s, int32_t layer, struct choice *c)
