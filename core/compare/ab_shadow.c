@@ -293,6 +293,7 @@ static int32_t compare_route(struct shadow *s, const struct bpi_call *c, struct 
                 blame(j, j->exact_a ? 2 : j->exact_b ? 1 : 0);
             continue;
         }
+        j->e->op.n_rows++;
         bpi_ab_route_score(&s->route, hp, bias, row);
         const double precision =
             bpi_ab_noise(bpi_ab_route_size(&s->route), hp->n_expert) +
@@ -353,6 +354,7 @@ static int32_t compare_select(struct shadow *s, const struct bpi_call *c, struct
         int32_t na, nb;
         BP_TRY(bpi_mirror_read(s->r->a, s->r->a, c, port[3], r, 1, &na, err));
         BP_TRY(bpi_mirror_read(s->r->a, s->r->b, c, port[3], r, 1, &nb, err));
+        j->e->op.n_rows++;
         if (na != nb) bpi_ab_add_flip(j->e, row_pos[r], na, nb, (double)NAN, true);
         if (na < 0 || nb < 0) continue; /* it attends all its keys, and idx is unset */
         BP_TRY(bpi_mirror_read(s->r->a, s->r->a, c, port[2], r, 1, ia, err));
