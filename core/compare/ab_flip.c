@@ -1,5 +1,5 @@
-/* ab_flip.c - exact scores behind discrete choices: by how much did the loser lose?
- * Not here: which flips there are (ab_shadow.c, ab_free.c). Threads: pure, but for reading the cache.
+/* ab_flip.c - exact scores behind discrete choices: by how much did the loser lose? And which keys stand against each other.
+ * Not here: telling flips (ab_shadow.c, ab_free.c). Threads: pure, but for reading the cache.
  * Source: slot_moe.h route, slot_mla.h select, in double. SPDX-License-Identifier: MIT */
 #include "compare/compare_priv.h"
 #include <math.h>

@@ -77,7 +77,8 @@ void bpi_ab_settle_precision(struct bpi_ab_run *r);
 int32_t bpi_ab_open(struct bpi_ab_run *r, const struct bp_ab_side *side, const char *name, struct bp_session **out,
                     struct bp_error *err);
 /* The status of a step: one that ends in NaN is an answer and no failure. name: of the side. */
-int32_t bpi_ab_stepped(struct bpi_ab_run *r, int32_t rc, const char *name, const struct bp_error *why, struct bp_error *err);
+int32_t bpi_ab_stepped(struct bpi_ab_run *r, int32_t rc, const char *name, const struct bp_error *why,
+                       struct bp_error *err);
 /* Sequences of a side's steps, and tokens that each of them may take at once. */
 int32_t bpi_ab_batch(const struct bp_session *s, const struct bp_ab_side *side, uint32_t *batch, uint32_t *chunk,
                      struct bp_error *err);
