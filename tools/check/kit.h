@@ -50,7 +50,7 @@ struct kit_options {
     uint64_t seed;
     uint32_t stages; /* bits */
     uint32_t timeout_s;
-    bool reference, json, list, verbose, quick;
+    bool reference, json, verbose, quick;
 };
 
 struct kit {
