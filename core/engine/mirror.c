@@ -48,7 +48,7 @@ static int32_t list_ports(const char *iface, uint32_t number, const void *args, 
 static int32_t sync_device(struct bp_session *s, struct bp_error *err)
 {
     if (s->device.kind == BP_DEV_HOST) return BP_OK;
-    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
+    return bpi_session_sync(s, err);
 }
 
 int32_t bpi_watch_before(struct bp_session *s, const struct bpi_bound *op, const char *fn,

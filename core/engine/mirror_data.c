@@ -10,8 +10,8 @@
 static int32_t device_copy(struct bp_session *s, void *dst, const void *src, uint64_t n,
                            uint32_t dir, struct bp_error *err)
 {
-    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, copy, dst, src, n, dir, NULL));
-    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
+    BP_TRY(bpi_session_copy(s, dst, src, n, dir, err));
+    return bpi_session_sync(s, err);
 }
 
 static int32_t fetch(struct bp_session *s, const void *p, void *out, uint64_t n,

@@ -114,6 +114,12 @@ static int32_t open_backends(struct bp_session *s, struct bp_error *err)
     return bpi_session_bind(s, err);
 }
 
+static int32_t create_stream(struct bp_session *s, struct bp_error *err)
+{
+    if (s->device.kind == BP_DEV_HOST) return BP_OK; /* there a stream is NULL */
+    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_create, &s->stream);
+}
+
 static int32_t create_comm(struct bp_session *s, struct bp_error *err)
 {
     struct bp_coll_setup setup = {
@@ -153,6 +159,7 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
     int32_t rc;
     BP_TRY_GOTO(rc, read_limits(s, err), fail);
     BP_TRY_GOTO(rc, open_backends(s, err), fail);
+    BP_TRY_GOTO(rc, create_stream(s, err), fail);
     BP_TRY_GOTO(rc, create_comm(s, err), fail);
     BP_TRY_GOTO(rc, bpi_session_buffers(s, err), fail);
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
@@ -191,9 +198,14 @@ const struct bp_decisions *bp_session_decisions(const struct bp_session *s)
 void bp_session_close(struct bp_session *s)
 {
     if (s == NULL) return;
+    if (s->stream != NULL) { /* a step that failed may have left work on it */
+        struct bp_error ignored = BP_ERROR_INIT, *err = &ignored;
+        (void)bpi_session_sync(s, err);
+    }
     bpi_session_release(s);
     if (s->comm != NULL) BPI_CALL(s->coll, bp_coll_ops, comm_destroy, s->comm);
     if (s->device_op != NULL) bpi_session_free_all(s);
+    if (s->stream != NULL) BPI_CALL(s->device_op, bp_device_ops, stream_destroy, s->stream);
     bpi_kv_destroy(s->kv);
     bpi_loader_destroy(s->loader);
     bpi_pool_destroy(s->pool);

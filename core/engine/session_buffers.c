@@ -152,12 +152,9 @@ static int32_t fill_rope_tables(struct bp_session *s, struct bp_error *err)
     float *host = bpi_calloc(2 * n, sizeof(*host));
     if (host == NULL) return bpi_fail_nomem(err, "engine", 2 * n * sizeof(*host));
     bpi_model_rope_table(s->hp, s->ctx, host, host + n);
-    int32_t rc =
-        BPI_RUN(s->device_op, -1, bp_device_ops, copy, s->rope_cos, host, n * 4, BP_COPY_H2D, NULL);
-    if (rc == BP_OK)
-        rc = BPI_RUN(s->device_op, -1, bp_device_ops, copy, s->rope_sin, host + n, n * 4,
-                     BP_COPY_H2D, NULL);
-    if (rc == BP_OK) rc = BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
+    int32_t rc = bpi_session_copy(s, s->rope_cos, host, n * 4, BP_COPY_H2D, err);
+    if (rc == BP_OK) rc = bpi_session_copy(s, s->rope_sin, host + n, n * 4, BP_COPY_H2D, err);
+    if (rc == BP_OK) rc = bpi_session_sync(s, err);
     bpi_free(host);
     return rc;
 }

@@ -100,8 +100,7 @@ static int32_t make_twin(struct bp_session *s, uint32_t i, struct bp_error *err)
     if (m.p != (void *)s->meta_dev) {
         BP_TRY(bpi_session_alloc(s, BP_MEM_PINNED, m.n_bytes, &s->memory.buffers, &host, err));
         if (twin == BPI_TWIN_FIXED)
-            BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, copy, host, m.p, m.n_bytes, BP_COPY_D2H,
-                           NULL));
+            BP_TRY(bpi_session_copy(s, host, m.p, m.n_bytes, BP_COPY_D2H, err));
     }
     s->mems[i].host = host; /* the array may have moved */
     s->mems[i].twin = twin;
@@ -120,7 +119,7 @@ int32_t bpi_carry_create(struct bp_session *s, struct bp_error *err)
     for (uint32_t i = 0; i < n; ++i) {
         if (s->mems[i].twin != BPI_TWIN_NONE) BP_TRY(make_twin(s, i, err));
     }
-    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
+    return bpi_session_sync(s, err);
 }
 
 /* ---- metadata ---- */
@@ -193,10 +192,8 @@ static int32_t copy_tensor(struct bp_session *s, const struct bp_tensor *t, uint
     }
     if (m->twin == BPI_TWIN_FIXED) return BP_OK;
     char *host = (char *)m->host + ((uintptr_t)t->data - (uintptr_t)m->p);
-    return dir == BP_COPY_D2H ? BPI_RUN(s->device_op, -1, bp_device_ops, copy, host, t->data, n,
-                                        (uint32_t)BP_COPY_D2H, NULL)
-                              : BPI_RUN(s->device_op, -1, bp_device_ops, copy, t->data, host, n,
-                                        (uint32_t)BP_COPY_H2D, NULL);
+    return dir == BP_COPY_D2H ? bpi_session_copy(s, host, t->data, n, dir, err)
+                              : bpi_session_copy(s, t->data, host, n, dir, err);
 }
 
 static void move_ports(struct bp_session *s, const struct bpi_ports *ports)
@@ -237,7 +234,7 @@ static int32_t carry_in(struct bp_session *s, const struct bpi_bound *op, uint32
                         op->provider, c->n);
     }
     for (uint32_t i = 0; i < c->n; ++i) BP_TRY(copy_tensor(s, &c->list[i], BP_COPY_D2H, err));
-    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL));
+    BP_TRY(bpi_session_sync(s, err));
     memcpy(c->clone, args, n_bytes);
     move_ports(s, ports);
     if (strcmp(iface, "bp.quant") == 0) move_outs(s);
@@ -261,5 +258,5 @@ int32_t bpi_carry_out(struct bp_session *s, int32_t rc, struct bp_error *err)
         if ((c->list[i].access & BP_OUT) != 0)
             BP_TRY(copy_tensor(s, &c->list[i], BP_COPY_H2D, err));
     }
-    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
+    return bpi_session_sync(s, err);
 }

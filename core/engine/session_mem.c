@@ -35,7 +35,18 @@ int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_by
     void *p;
     BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, n_bytes, &s->memory.weights, &p, err));
     *out = p;
-    return BPI_RUN(s->device_op, -1, bp_device_ops, copy, p, host, n_bytes, BP_COPY_H2D, NULL);
+    return bpi_session_copy(s, p, host, n_bytes, BP_COPY_H2D, err);
+}
+
+int32_t bpi_session_copy(struct bp_session *s, void *dst, const void *src, uint64_t n_bytes,
+                         uint32_t dir, struct bp_error *err)
+{
+    return BPI_RUN(s->device_op, -1, bp_device_ops, copy, dst, src, n_bytes, dir, s->stream);
+}
+
+int32_t bpi_session_sync(struct bp_session *s, struct bp_error *err)
+{
+    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, s->stream);
 }
 
 void bpi_session_free_all(struct bp_session *s)

@@ -200,6 +200,7 @@ struct bp_session {
     /* backends */
     struct bpi_bound *device_op;
     struct bp_device device;
+    void *stream; /* of the device, for everything that this session puts there; NULL on HOST */
     struct bpi_bound *dense[BPI_N_DENSE]; /* outside of layers */
     struct bpi_bound *coll;
     void *comm;
@@ -325,6 +326,11 @@ int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, 
 int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_bytes,
                            const void **out, struct bp_error *err);
 void bpi_session_free_all(struct bp_session *s);
+/* In order of the session's stream; dir: enum bp_copy_dir. */
+int32_t bpi_session_copy(struct bp_session *s, void *dst, const void *src, uint64_t n_bytes, uint32_t dir,
+                         struct bp_error *err);
+/* Waits for the session's stream. */
+int32_t bpi_session_sync(struct bp_session *s, struct bp_error *err);
 
 /* ---- session_bind.c ---- */
 int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err);

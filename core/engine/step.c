@@ -114,11 +114,11 @@ static int32_t copy_block(struct bp_session *s, int32_t from, int32_t to, struct
     for (uint32_t il = 0; il < s->n_layer; ++il) {
         const struct bpi_layer *l = &s->layers[il];
         uint64_t n = l->kv_block_bytes, ni = l->index_block_bytes;
-        BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, copy, l->pool + (uint64_t)to * n,
-                       l->pool + (uint64_t)from * n, n, BP_COPY_D2D, NULL));
+        BP_TRY(bpi_session_copy(s, l->pool + (uint64_t)to * n, l->pool + (uint64_t)from * n, n,
+                                BP_COPY_D2D, err));
         if (!l->has_index) continue;
-        BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, copy, l->index_pool + (uint64_t)to * ni,
-                       l->index_pool + (uint64_t)from * ni, ni, BP_COPY_D2D, NULL));
+        BP_TRY(bpi_session_copy(s, l->index_pool + (uint64_t)to * ni,
+                                l->index_pool + (uint64_t)from * ni, ni, BP_COPY_D2D, err));
     }
     return BP_OK;
 }
@@ -171,18 +171,19 @@ static int32_t head(struct bp_session *s, struct bp_error *err)
     for (uint32_t i = 0; i < st->n_logits;) { /* runs of neighbouring rows in one copy */
         uint32_t n = 1;
         while (i + n < st->n_logits && st->logit_row[i + n] == st->logit_row[i] + n) ++n;
-        BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, copy, (char *)s->x_rows + i * row,
-                       (char *)s->x + st->logit_row[i] * row, n * row, BP_COPY_D2D, NULL));
+        BP_TRY(bpi_session_copy(s, (char *)s->x_rows + i * row,
+                                (char *)s->x + st->logit_row[i] * row, n * row, BP_COPY_D2D, err));
         i += n;
     }
     struct bp_tensor x = bpi_t2(s->x_rows, BP_DT_F32, st->n_logits, s->hp->n_embd);
     struct bp_tensor y = bpi_t2(s->logits, BP_DT_F32, st->n_logits, s->hp->n_vocab);
     BP_TRY(bpi_site_run(s, &s->head, s->dense, -1, &x, s->output_norm, &y, NULL, err));
     if (s->logits_host != s->logits) {
-        BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, copy, s->logits_host, s->logits,
-                       (uint64_t)st->n_logits * s->hp->n_vocab * sizeof(float), BP_COPY_D2H, NULL));
+        BP_TRY(bpi_session_copy(s, s->logits_host, s->logits,
+                                (uint64_t)st->n_logits * s->hp->n_vocab * sizeof(float),
+                                BP_COPY_D2H, err));
     }
-    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL));
+    BP_TRY(bpi_session_sync(s, err));
     y.data = s->logits_host;
     return bpi_tap_emit(s, BPI_TAP_LOGITS, -1, &y, err);
 }

@@ -235,6 +235,5 @@ int32_t bpi_step_build(struct bp_session *s, const struct bp_step_item *items, u
     st->decode.row_kv_len_host = a.row_kv;
     build_groups(s);
     if (s->meta_dev == s->meta_host) return BP_OK;
-    return BPI_RUN(s->device_op, -1, bp_device_ops, copy, s->meta_dev, s->meta_host, s->meta_used,
-                   BP_COPY_H2D, NULL);
+    return bpi_session_copy(s, s->meta_dev, s->meta_host, s->meta_used, BP_COPY_H2D, err);
 }

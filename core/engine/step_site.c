@@ -10,6 +10,7 @@ struct bp_launch bpi_step_launch(struct bp_session *s, const struct bpi_bound *o
 {
     return (struct bp_launch){.h = BP_HDR(struct bp_launch, reserved),
                               .dev = op->on_host ? &s->host : &s->device,
+                              .stream = op->on_host ? NULL : s->stream,
                               .persistent = op->persistent,
                               .plan = op->plan,
                               .scratch = op->on_host ? s->host_scratch : s->scratch,

@@ -145,9 +145,8 @@ static int32_t host_view(struct bp_session *s, const struct bp_tensor *t, struct
     *owned = bpi_alloc(n_bytes);
     if (*owned == NULL) return bpi_fail_nomem(err, "engine", n_bytes);
     out->data = *owned;
-    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, copy, *owned, t->data, n_bytes, BP_COPY_D2H,
-                   NULL));
-    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_sync, NULL);
+    BP_TRY(bpi_session_copy(s, *owned, t->data, n_bytes, BP_COPY_D2H, err));
+    return bpi_session_sync(s, err);
 }
 
 int32_t bpi_tap_emit(struct bp_session *s, uint32_t tap, int32_t layer, const struct bp_tensor *t,

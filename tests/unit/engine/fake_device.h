@@ -1,6 +1,7 @@
 /* fake_device.h - a device whose memory the host cannot touch (no access rights) but through its copies, so that a pointer
- * which was not carried is a crash. Everything else is computed by whoever can. State is at file scope because a query
- * function has no argument; check runs each test in a process of its own. SPDX-License-Identifier: MIT */
+ * which was not carried is a crash. All that is put on it names a living stream of the same instance. Everything else is
+ * computed by whoever can. State is at file scope because a query function has no argument; check runs each test in a
+ * process of its own. SPDX-License-Identifier: MIT */
 #ifndef FAKE_DEVICE_H
 #define FAKE_DEVICE_H
 
@@ -17,6 +18,25 @@ static struct block {
     size_t n_bytes;
 } blocks[MAX_BLOCKS];
 static int n_blocks, n_copies;
+
+/* Streams, by the instance (one a session) that made them. */
+enum { MAX_DEVS = 64 };
+static struct dev {
+    int n_streams; /* alive */
+} devs[MAX_DEVS];
+struct dev_stream {
+    const struct dev *owner; /* NULL: destroyed */
+};
+static struct dev_stream dev_streams[MAX_DEVS];
+static int n_devs, n_dev_streams;
+
+static void check_stream(const void *self, const void *stream)
+{
+    const struct dev_stream *s = stream;
+    ck_assert_msg(s >= dev_streams && s < dev_streams + n_dev_streams, "not a stream: %p", stream);
+    ck_assert_msg(s->owner != NULL, "the stream was destroyed");
+    ck_assert_msg(s->owner == self, "the stream is another session's");
+}
 
 static size_t whole_pages(uint64_t n)
 {
@@ -128,8 +148,7 @@ static int32_t dev_copy(void *self, void *dst, const void *src, uint64_t n, uint
                         void *stream, struct bp_error *err)
 {
     const struct block *to = block_of(dst, n), *from = block_of(src, n);
-    (void)self;
-    (void)stream;
+    check_stream(self, stream);
     (void)err;
     ck_assert((to != NULL) == (dir != BP_COPY_D2H));
     ck_assert((from != NULL) == (dir != BP_COPY_H2D));
@@ -145,8 +164,7 @@ static int32_t dev_fill(void *self, void *dst, uint8_t value, uint64_t n, void *
                         struct bp_error *err)
 {
     const struct block *b = block_of(dst, n);
-    (void)self;
-    (void)stream;
+    check_stream(self, stream);
     (void)err;
     access_to(b, PROT_READ | PROT_WRITE);
     memset(dst, value, n);
@@ -155,10 +173,28 @@ static int32_t dev_fill(void *self, void *dst, uint8_t value, uint64_t n, void *
 }
 static int32_t dev_sync(void *self, void *stream, struct bp_error *err)
 {
-    (void)self;
-    (void)stream;
+    check_stream(self, stream);
     (void)err;
     return BP_OK;
+}
+
+static int32_t dev_stream_create(void *self, void **out, struct bp_error *err)
+{
+    struct dev *d = self;
+    (void)err;
+    ck_assert_int_lt(n_dev_streams, MAX_DEVS);
+    dev_streams[n_dev_streams] = (struct dev_stream){.owner = d};
+    *out = &dev_streams[n_dev_streams++];
+    d->n_streams++;
+    return BP_OK;
+}
+static void dev_stream_destroy(void *self, void *stream)
+{
+    struct dev *d = self;
+    if (stream == NULL) return;
+    check_stream(self, stream);
+    ((struct dev_stream *)stream)->owner = NULL;
+    d->n_streams--;
 }
 
 static struct bp_device_ops dev_ops;
@@ -169,12 +205,14 @@ static int32_t dev_open(const struct bp_host *host, void **plugin, struct bp_err
 {
     (void)host;
     (void)err;
-    *plugin = &dev_desc;
+    ck_assert_int_lt(n_devs, MAX_DEVS);
+    *plugin = &devs[n_devs++];
     return BP_OK;
 }
 static void dev_close(void *plugin)
 {
-    (void)plugin;
+    const struct dev *d = plugin;
+    ck_assert_int_eq(d->n_streams, 0);
 }
 static int32_t dev_create(void *plugin, const struct bp_op_entry *e, const struct bp_device *dev,
                           const struct bp_op_ref *inner, uint32_t n, struct bp_op_ref *out,
@@ -209,6 +247,8 @@ static const struct bp_plugin_desc *dev_query(const struct bp_query *q)
     dev_ops.free = dev_free;
     dev_ops.copy = dev_copy;
     dev_ops.fill = dev_fill;
+    dev_ops.stream_create = dev_stream_create;
+    dev_ops.stream_destroy = dev_stream_destroy;
     dev_ops.stream_sync = dev_sync;
     dev_desc = *ref;
     dev_desc.name = "fakedev";
