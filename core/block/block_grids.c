@@ -3,4 +3,5 @@
  * Source: ggml (MIT, see THIRD_PARTY.md), through scripts/gen_codebooks.py. SPDX-License-Identifier: MIT */
 #include "block/block_priv.h"
 
+#define BP_BLOCK_GRID(name, rows) const uint16_t bpi_block_grid_##name[rows]
 #include "block/block_grids.inc"
