@@ -74,17 +74,17 @@ void graph(const part *a, const part *b, float *x, float *m, void *work, void *s
 {
     void *exec = nullptr, *blas = nullptr;
     std::vector<float> ones(SIDE * SIDE, 1.0f), host(N, 1.0f);
-    ok(b->blas_begin(&blas, work, 8u << 20), "B makes a cuBLAS handle in memory of A");
+    ok(b->blas_begin(&blas), "B makes a cuBLAS handle");
     ok(a->to_device(x, host.data(), N * sizeof(float), stream), "A copies to the device");
     ok(a->to_device(m, ones.data(), ones.size() * sizeof(float), stream), "A copies the matrix");
-    ok(b->blas_mul(blas, m, m, m + SIDE * SIDE, SIDE, stream),
-       "B multiplies once before the capture");
+    ok(b->blas_mul(blas, work, 8u << 20, m, m, m + SIDE * SIDE, SIDE, stream),
+       "B multiplies once before the capture, in a workspace of A");
     ok(a->sync(stream), "A waits");
     if (!ok(a->capture_begin(stream), "A begins a capture")) return;
     ok(a->scale_add(x, N, 2, 0, stream), "captured: a kernel of A");
     ok(b->scale_add(x, N, 1, 3, stream), "captured: a kernel of B");
     ok(b->big_smem(x, N, stream), "captured: a kernel of B with 99 KiB of shared memory");
-    ok(b->blas_mul(blas, m, m, m + SIDE * SIDE, SIDE, stream),
+    ok(b->blas_mul(blas, work, 8u << 20, m, m, m + SIDE * SIDE, SIDE, stream),
        "captured: a product of cuBLAS, called by B");
     if (!ok(a->capture_end(stream, &exec), "A ends the capture and instantiates the graph")) return;
     float want = 1;

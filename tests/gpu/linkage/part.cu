@@ -101,18 +101,19 @@ int last_error(void)
 {
     return cudaGetLastError();
 }
-int blas_begin(void **handle, void *workspace, uint64_t n_bytes)
+int blas_begin(void **handle)
 {
-    cublasStatus_t rc = cublasCreate(reinterpret_cast<cublasHandle_t *>(handle));
-    if (rc == CUBLAS_STATUS_SUCCESS)
-        rc = cublasSetWorkspace(static_cast<cublasHandle_t>(*handle), workspace, n_bytes);
+    const cublasStatus_t rc = cublasCreate(reinterpret_cast<cublasHandle_t *>(handle));
     return rc == CUBLAS_STATUS_SUCCESS ? 0 : 10000 + rc;
 }
-int blas_mul(void *handle, const float *a, const float *b, float *c, int n, void *s)
+/* cublasSetStream takes the workspace away again, so it comes first. */
+int blas_mul(void *handle, void *workspace, uint64_t n_bytes, const float *a, const float *b,
+             float *c, int n, void *s)
 {
     const float one = 1, zero = 0;
     const cublasHandle_t h = static_cast<cublasHandle_t>(handle);
     cublasStatus_t rc = cublasSetStream(h, stream_of(s));
+    if (rc == CUBLAS_STATUS_SUCCESS) rc = cublasSetWorkspace(h, workspace, n_bytes);
     if (rc == CUBLAS_STATUS_SUCCESS)
         rc = cublasGemmEx(h, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, a, CUDA_R_32F, n, b,
                           CUDA_R_32F, n, &zero, c, CUDA_R_32F, n, CUBLAS_COMPUTE_32F,

@@ -21,8 +21,9 @@ struct part {
     int (*big_smem)(float *x, int n, void *stream); /* x += 1 through 99 KiB of shared memory */
     int (*bad_launch)(void *stream);                /* must fail */
     int (*last_error)(void);
-    int (*blas_begin)(void **handle, void *workspace, uint64_t n_bytes);
-    int (*blas_mul)(void *handle, const float *a, const float *b, float *c, int n, void *stream); /* n x n */
+    int (*blas_begin)(void **handle);
+    int (*blas_mul)(void *handle, void *workspace, uint64_t n_bytes, const float *a, const float *b, float *c, int n,
+                    void *stream); /* n x n */
     int (*capture_begin)(void *stream);
     int (*capture_end)(void *stream, void **graph);
     int (*replay)(void *graph, void *stream);
