@@ -21,8 +21,12 @@
 
 static const struct bpi_config_key keys[] = {
     KEY_STR("engine", "device", "auto", 1, 63,
-            "Where the model runs: cpu, cuda:N (the N-th GPU, which needs a plugin for the device slot), or auto, which "
-            "means cpu in this version."),
+            "Where the model runs: cpu, cuda:N (the N-th GPU, which needs a plugin for the device slot), or auto: the first "
+            "GPU when there is one and a plugin serves it, else cpu."),
+    KEY_ENUM("engine", "act", "auto", "auto|f32|bf16|f16",
+             "Element type of what one op hands to the next; residual, norms, router, softmax and logits are f32 in any "
+             "case. auto = f32 on the host; on a GPU bf16 when all who compute there take it, else f32. f16 overflows "
+             "above 65504, which stops the sequence with an error."),
     KEY_INT("engine", "threads", "auto", "auto", 1, 1024,
             "Worker threads of the CPU backends. auto = as many as this process may use cores."),
     KEY_INT("engine", "ctx", "auto", "auto", 1, 4194304,

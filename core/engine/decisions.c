@@ -44,8 +44,15 @@ int32_t bpi_decisions_create(struct bp_decisions **out, struct bp_error *err)
 {
     *out = bpi_calloc(1, sizeof **out);
     if (*out == NULL) return bpi_fail_nomem(err, "engine", sizeof **out);
-    (*out)->info = (struct bp_decisions_info){
-        .device = "", .kv_asked = "", .kv_dtype = "", .kv_why = "", .device_ordinal = 0};
+    (*out)->info = (struct bp_decisions_info){.device = "",
+                                              .device_asked = "",
+                                              .device_why = "",
+                                              .kv_asked = "",
+                                              .kv_dtype = "",
+                                              .kv_why = "",
+                                              .act_asked = "",
+                                              .act_dtype = "",
+                                              .act_why = ""};
     return BP_OK;
 }
 
@@ -334,11 +341,21 @@ int32_t bpi_decisions_kv(struct bp_decisions *d, int32_t layer, const struct bp_
 }
 
 int32_t bpi_decisions_device(struct bp_decisions *d, const struct bp_device *device,
-                             struct bp_error *err)
+                             const char *asked, const char *why, struct bp_error *err)
 {
+    BP_TRY(copy_text(d, asked, &d->info.device_asked, err));
+    BP_TRY(copy_text(d, why, &d->info.device_why, err));
     d->info.device_kind = device->kind;
     d->info.device_ordinal = device->ordinal;
     return copy_text(d, device->name, &d->info.device, err);
+}
+
+int32_t bpi_decisions_act(struct bp_decisions *d, const char *asked, const char *dtype,
+                          const char *why, struct bp_error *err)
+{
+    BP_TRY(copy_text(d, asked, &d->info.act_asked, err));
+    BP_TRY(copy_text(d, dtype, &d->info.act_dtype, err));
+    return copy_text(d, why, &d->info.act_why, err);
 }
 
 int32_t bpi_decisions_dtype(struct bp_decisions *d, const char *asked, const char *dtype,

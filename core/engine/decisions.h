@@ -31,7 +31,12 @@ int32_t bpi_decisions_note(struct bp_decisions *d, const struct bpi_loader *l, c
 void bpi_decisions_weight(struct bp_decisions *d, uint32_t row, uint64_t n_bytes);
 int32_t bpi_decisions_kv(struct bp_decisions *d, int32_t layer, const struct bp_kv_layout *latent,
                          const struct bp_kv_layout *index, struct bp_error *err);
-int32_t bpi_decisions_device(struct bp_decisions *d, const struct bp_device *device, struct bp_error *err);
+/* asked: engine.device; why: a sentence or "". */
+int32_t bpi_decisions_device(struct bp_decisions *d, const struct bp_device *device, const char *asked,
+                             const char *why, struct bp_error *err);
+/* The same of engine.act; dtype: "" when binding failed. */
+int32_t bpi_decisions_act(struct bp_decisions *d, const char *asked, const char *dtype, const char *why,
+                          struct bp_error *err);
 /* why: a sentence or "". */
 int32_t bpi_decisions_dtype(struct bp_decisions *d, const char *asked, const char *dtype, const char *why,
                             struct bp_error *err);

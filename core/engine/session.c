@@ -50,7 +50,6 @@ static int32_t read_limits(struct bp_session *s, struct bp_error *err)
     uint64_t rows = (UINT64_C(64) << 20) / (4 * (uint64_t)hp->n_vocab);
     if (rows < s->max_seqs) rows = s->max_seqs;
     s->max_logits = rows < s->batch_tok ? (uint32_t)rows : s->batch_tok;
-    s->act = BP_DT_F32;
     s->index_scale = hp->sparse ? 1.0 / sqrt((double)hp->n_index_head * hp->index_dim) : 0.0;
     if (bpi_config_int(c, "parallel", "tp") != 1) {
         return bpi_fail(err, BP_E_UNSUPPORTED, "engine", "parallel.tp",
@@ -114,12 +113,6 @@ static int32_t open_backends(struct bp_session *s, struct bp_error *err)
     return bpi_session_bind(s, err);
 }
 
-static int32_t create_stream(struct bp_session *s, struct bp_error *err)
-{
-    if (s->device.kind == BP_DEV_HOST) return BP_OK; /* there a stream is NULL */
-    return BPI_RUN(s->device_op, -1, bp_device_ops, stream_create, &s->stream);
-}
-
 static int32_t create_comm(struct bp_session *s, struct bp_error *err)
 {
     struct bp_coll_setup setup = {
@@ -159,7 +152,7 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
     int32_t rc;
     BP_TRY_GOTO(rc, read_limits(s, err), fail);
     BP_TRY_GOTO(rc, open_backends(s, err), fail);
-    BP_TRY_GOTO(rc, create_stream(s, err), fail);
+    BP_TRY_GOTO(rc, bpi_session_create_stream(s, err), fail);
     BP_TRY_GOTO(rc, create_comm(s, err), fail);
     BP_TRY_GOTO(rc, bpi_session_buffers(s, err), fail);
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);

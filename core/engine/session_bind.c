@@ -179,7 +179,10 @@ int32_t bpi_session_settle(struct bp_session *s, struct bpi_question *q, struct 
     BP_TRY(bpi_session_bound(s, &q->ref, provider, q->cands[q->chosen].on_host != 0, q->problem,
                              out, &ws, err));
     BP_TRY(note_answers(s, q, (int32_t)q->chosen, &ws, err));
-    bpi_loader_tell(s->loader, slot_table[q->slot].slot, q->layer, q->cands, q->n_cands, q->chosen);
+    bpi_session_note_carried(s, q);
+    if (!s->quiet)
+        bpi_loader_tell(s->loader, slot_table[q->slot].slot, q->layer, q->cands, q->n_cands,
+                        q->chosen);
     return note_choice(s, q->slot, provider, q->layer, err);
 }
 
@@ -202,38 +205,6 @@ uint64_t bpi_session_file_bytes(const struct bp_session *s, const uint32_t *role
         if (bpi_model_raw(s->model->m, roles[i], layer, 0, 1, &raw)) sum += raw.n_bytes;
     }
     return sum;
-}
-
-/* ---- device ---- */
-
-static int32_t parse_device(const char *text, struct bp_device_problem *p, struct bp_error *err)
-{
-    *p = (struct bp_device_problem){.h = BP_HDR(struct bp_device_problem, ordinal),
-                                    .kind = BP_DEV_HOST};
-    /* auto is the host until a device plugin is loaded: the reference backend is the only provider of devices. */
-    if (strcmp(text, "auto") == 0 || strcmp(text, "cpu") == 0) return BP_OK;
-    int64_t ordinal = 0;
-    if (strcmp(text, "cuda") == 0 ||
-        (strncmp(text, "cuda:", 5) == 0 && bpi_parse_i64(text + 5, &ordinal) && ordinal >= 0 &&
-         ordinal < 1024)) {
-        p->kind = BP_DEV_CUDA;
-        p->ordinal = (int32_t)ordinal;
-        return BP_OK;
-    }
-    return bpi_fail(err, BP_E_CONFIG, "engine", "engine.device",
-                    "'%s' is no device; write cpu, cuda:N or auto", text);
-}
-
-static int32_t bind_device(struct bp_session *s, struct bp_error *err)
-{
-    struct bp_device_problem p;
-    BP_TRY(parse_device(bpi_config_str(s->config, "engine", "device"), &p, err));
-    s->device = (struct bp_device){
-        .h = BP_HDR(struct bp_device, name), .kind = p.kind, .ordinal = p.ordinal};
-    struct bpi_question q = {.slot = BPI_SLOT_DEVICE, .layer = -1, .problem = &p};
-    BP_TRY(bpi_session_choose(s, &q, &s->device_op, err));
-    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, props, &s->device));
-    return bpi_decisions_device(s->decisions, &s->device, err);
 }
 
 /* ---- dense and coll ---- */
@@ -334,11 +305,13 @@ static int32_t site_bind(struct bp_session *s, struct bpi_site *site, int32_t la
                          uint32_t x_dtype, uint32_t y_dtype, struct bp_error *err)
 {
     struct bp_quant_shape shapes[BPI_SITE_MAX_W];
+    /* The composed form reads what dense.rms left. */
+    const uint32_t plain_x = site->prologue == BP_PROLOGUE_RMS ? s->act : x_dtype;
     bool same = true;
     for (uint32_t i = 0; i < site->n_w; ++i) {
         shapes[i] = (struct bp_quant_shape){
             .type = site->type[i], .rows = site->rows[i], .cols = site->cols};
-        struct bp_quant_problem plain = site_problem(s, site, &shapes[i], 1, x_dtype, y_dtype);
+        struct bp_quant_problem plain = site_problem(s, site, &shapes[i], 1, plain_x, y_dtype);
         plain.prologue = BP_PROLOGUE_NONE;
         plain.epilogue = BP_EPILOGUE_NONE;
         struct bpi_question q = {.slot = BPI_SLOT_QUANT,
@@ -353,6 +326,7 @@ static int32_t site_bind(struct bp_session *s, struct bpi_site *site, int32_t la
     if (!same) return BP_OK;
     struct bp_quant_problem p = site_problem(s, site, shapes, site->n_w, x_dtype, y_dtype);
     BP_TRY(ask_form(s, site->op[0], &p, &site->one_call, err));
+    p.x_dtype = plain_x;
     p.prologue = BP_PROLOGUE_NONE;
     p.epilogue = BP_EPILOGUE_NONE;
     return ask_form(s, site->op[0], &p, &site->multi, err);
@@ -481,7 +455,13 @@ static int32_t bind_head(struct bp_session *s, struct bp_error *err)
     }
     BP_TRY(bind_dense(s, BP_DENSE_OP_EMBED, -1, hp->n_embd, BP_DT_I32, BP_DT_F32, raw.type,
                       s->dense, err));
-    BP_TRY(bind_dense(s, BP_DENSE_OP_RMS, -1, hp->n_embd, BP_DT_F32, BP_DT_F32, 0, s->dense, err));
+    if (s->act != BP_DT_F32) { /* for the tap of the last norm */
+        BP_TRY(
+            bind_dense(s, BP_DENSE_OP_RMS, -1, hp->n_embd, BP_DT_F32, BP_DT_F32, 0, s->dense, err));
+        s->rms_f32 = s->dense[BP_DENSE_OP_RMS];
+    }
+    BP_TRY(bind_dense(s, BP_DENSE_OP_RMS, -1, hp->n_embd, BP_DT_F32, s->act, 0, s->dense, err));
+    if (s->act == BP_DT_F32) s->rms_f32 = s->dense[BP_DENSE_OP_RMS];
     s->head.prologue = BP_PROLOGUE_RMS;
     BP_TRY(site_add(s, &s->head, BPI_W_OUTPUT, 0, err));
     return site_bind(s, &s->head, -1, BP_DT_F32, BP_DT_F32, err);
@@ -497,7 +477,7 @@ static int32_t bind_coll(struct bp_session *s, struct bp_error *err)
     return bpi_session_choose(s, &q, &s->coll, err);
 }
 
-int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err)
+int32_t bpi_session_bind_alloc(struct bp_session *s, struct bp_error *err)
 {
     /* device, coll and head; per layer at most one instance of each slot and provider */
     s->cap_bound = 64;
@@ -506,8 +486,12 @@ int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err)
     s->cands = bpi_arena_alloc(&s->arena, BPI_N_TRIALS * BPI_MAX_CANDIDATES, sizeof(*s->cands), 16);
     if (s->bound == NULL || s->layers == NULL || s->cands == NULL)
         return bpi_fail_nomem(err, "engine", 65536);
-    BP_TRY(bpi_decisions_create(&s->decisions, err));
-    BP_TRY(bind_device(s, err));
+    return BP_OK;
+}
+
+int32_t bpi_session_bind_all(struct bp_session *s, struct bp_error *err)
+{
+    BP_TRY(bpi_session_bind_device(s, err));
     BP_TRY(bind_coll(s, err));
     BP_TRY(bind_head(s, err));
     for (uint32_t il = 0; il < s->n_layer; ++il) {

@@ -199,9 +199,13 @@ struct bp_session {
 
     /* backends */
     struct bpi_bound *device_op;
+    struct bp_device_problem device_problem; /* auto is resolved */
     struct bp_device device;
+    char device_why[320], act_why[320]; /* sentences for auto, "" when there is nothing to say */
+    bool quiet;                         /* binding is only tried */
     void *stream; /* of the device, for everything that this session puts there; NULL on HOST */
     struct bpi_bound *dense[BPI_N_DENSE]; /* outside of layers */
+    struct bpi_bound *rms_f32;            /* the norm outside of layers with an F32 result */
     struct bpi_bound *coll;
     void *comm;
     struct bpi_bound *bound; /* n_bound distinct instances, fixed capacity */
@@ -332,8 +336,20 @@ int32_t bpi_session_copy(struct bp_session *s, void *dst, const void *src, uint6
 /* Waits for the session's stream. */
 int32_t bpi_session_sync(struct bp_session *s, struct bp_error *err);
 
-/* ---- session_bind.c ---- */
+struct bpi_question;
+/* ---- session_device.c ---- */
+/* Device, dtype of activations, then everything else. */
 int32_t bpi_session_bind(struct bp_session *s, struct bp_error *err);
+int32_t bpi_session_find_device(struct bp_session *s, struct bp_error *err);
+int32_t bpi_session_bind_device(struct bp_session *s, struct bp_error *err);
+int32_t bpi_session_create_stream(struct bp_session *s, struct bp_error *err);
+/* Keeps why an op ended up on the host, when the dtype of activations is to blame. */
+void bpi_session_note_carried(struct bp_session *s, const struct bpi_question *q);
+
+/* ---- session_bind.c ---- */
+int32_t bpi_session_bind_alloc(struct bp_session *s, struct bp_error *err);
+/* With s->act as it is. */
+int32_t bpi_session_bind_all(struct bp_session *s, struct bp_error *err);
 /* The bound instance for an op reference, its workspace grown to `problem`. */
 int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider,
                           bool on_host, const void *problem, struct bpi_bound **out, struct bp_workspace *out_ws,

@@ -165,7 +165,8 @@ static int32_t head(struct bp_session *s, struct bp_error *err)
     if (bpi_tap_on(s, BPI_TAP_OUTPUT_NORM, -1)) {
         struct bp_tensor x = bpi_t2(s->x, BP_DT_F32, st->n_tok, s->hp->n_embd), y = x;
         y.data = s->x_add; /* free by now */
-        BP_TRY(bpi_dense_rms(s, s->dense, -1, &x, s->output_norm, &y, err));
+        struct bpi_bound *const dense[BPI_N_DENSE] = {[BP_DENSE_OP_RMS] = s->rms_f32};
+        BP_TRY(bpi_dense_rms(s, dense, -1, &x, s->output_norm, &y, err));
         BP_TRY(bpi_tap_emit(s, BPI_TAP_OUTPUT_NORM, -1, &y, err));
     }
     for (uint32_t i = 0; i < st->n_logits;) { /* runs of neighbouring rows in one copy */
@@ -218,13 +219,25 @@ static bool row_is_finite(const float *v, uint64_t n)
     return sum == 0.0f;
 }
 
+/* Infinity and NaN have all bits of the exponent set. */
+static bool halves_are_finite(const uint16_t *v, uint64_t n, uint32_t exponent)
+{
+    bool good = true;
+    for (uint64_t i = 0; i < n; ++i) good = good && (v[i] & exponent) != exponent;
+    return good;
+}
+
 void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t)
 {
-    if (s->device.kind != BP_DEV_HOST || t->dtype != BP_DT_F32) return;
+    if (s->device.kind != BP_DEV_HOST) return;
     int64_t width = t->ndim > 2 ? t->dim[1] * t->dim[2] : t->dim[1];
     for (int64_t r = 0; r < t->dim[0]; ++r) {
-        if (!row_is_finite((const float *)t->data + r * t->stride[0], (uint64_t)width))
-            s->bad_row[r] = 1;
+        const int64_t at = r * t->stride[0];
+        const bool good = t->dtype == BP_DT_F32
+                              ? row_is_finite((const float *)t->data + at, (uint64_t)width)
+                              : halves_are_finite((const uint16_t *)t->data + at, (uint64_t)width,
+                                                  t->dtype == BP_DT_F16 ? 0x7c00u : 0x7f80u);
+        if (!good) s->bad_row[r] = 1;
     }
 }
 
@@ -254,11 +267,12 @@ static int32_t numeric_failure(struct bp_session *s, const struct bp_step_item *
     for (uint32_t r = 0; r < st->n_tok; ++r) {
         if (s->bad_row[r]) bpi_kv_mark_failed(s->kv, items[st->row_item[r]].seq);
     }
-    return bpi_fail(err, BP_E_NUMERIC, "engine", where,
-                    "NaN or infinity first appeared in %s, for sequence %u at position %u; the "
-                    "sequence was stopped and "
-                    "its cache will not be reused",
-                    where, items[st->row_item[first]].seq, st->row_pos[first]);
+    return bpi_fail(
+        err, BP_E_NUMERIC, "engine", where,
+        "NaN or infinity first appeared in %s, for sequence %u at position %u; the "
+        "sequence was stopped and its cache will not be reused%s",
+        where, items[st->row_item[first]].seq, st->row_pos[first],
+        s->act == BP_DT_F16 ? "; f16 holds nothing above 65504, so try engine.act = bf16" : "");
 }
 
 /* On the host weights may still be read from the mapped files; a device has copies of its own. */

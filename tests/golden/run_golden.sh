@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# run_golden.sh BACKPLANE MODEL GOLDEN DTYPE... - verifies one model in all modes for each cache dtype.
+# run_golden.sh BACKPLANE MODEL GOLDEN DTYPE... - verifies one model in all modes for each cache dtype; act-bf16: with
+# activations rounded to bf16 as well.
 # $BP_GOLDEN_MODES replaces the four modes (whole chunk:7 chunk:64 step).
 # A model named without a folder is looked for in $BP_MODELS, then in ../shared/models beside the repository.
 # Exit: 0 all passed, 1 something failed, 77 skipped (reason printed).
@@ -23,12 +24,13 @@ for dtype in "$@"; do
         f32) limits=(--max-abs 5e-4) ;;
         bf16) limits=(--gap 0.25 --kl 2e-4) ;;
         f16) limits=(--gap 0.25 --kl 1e-5) ;;
+        act-bf16) limits=(--gap 0.25 --kl 3e-3 -s engine.act=bf16) ;;
         *) echo "unknown dtype $dtype"; exit 2 ;;
     esac
     for mode in ${BP_GOLDEN_MODES:-whole chunk:7 chunk:64 step}; do
         ran=$((ran + 1))
         echo "== kv.dtype=$dtype mode=$mode"
-        "$backplane" verify -m "$model" --golden "$golden" --mode "$mode" -s kv.dtype="$dtype" "${limits[@]}" || failed=$((failed + 1))
+        "$backplane" verify -m "$model" --golden "$golden" --mode "$mode" -s kv.dtype="${dtype#act-}" "${limits[@]}" || failed=$((failed + 1))
     done
 done
 echo "$ran runs, $failed failed"

@@ -125,6 +125,7 @@ static void put_json(json_t *out, const struct bp_decisions *d)
     json_object_set_new(out, "slots", slots);
     json_object_set_new(out, "kv", cli_json_kv(d));
     json_object_set_new(out, "device", cli_json_device(d));
+    json_object_set_new(out, "act", cli_json_act(d));
     json_object_set_new(out, "plugins", cli_json_plugins(d));
 }
 
@@ -242,7 +243,9 @@ static void print_table(const struct bp_decisions *d)
     struct bp_decision_kv kv = {.h = BP_HDR(struct bp_decision_kv, index_token_bytes)};
     struct bp_decision_plugin p = {.h = BP_HDR(struct bp_decision_plugin, file)};
     bp_decisions_info(d, &info);
-    put("device       %s\n", info.device[0] != '\0' ? info.device : "none");
+    put("device       %s", info.device[0] != '\0' ? info.device : "none");
+    if (info.device_why[0] != '\0') put(" (asked for: %s; %s)", info.device_asked, info.device_why);
+    put("\n");
     for (uint32_t i = 0; bp_decision_plugin(d, i, &p) == BP_OK; ++i) {
         put("%-12s %s %s%s", i == 0 ? "plugins" : "", p.name, p.version,
             p.file[0] != '\0' ? ", " : ", built in");
@@ -253,6 +256,11 @@ static void print_table(const struct bp_decisions *d)
     for (uint32_t i = 0; bp_decision(d, i, &r) == BP_OK; ++i) print_candidates(d, i, &r);
     if (info.n_left_out != 0)
         put("... and %u further answers that differ from these\n", info.n_left_out);
+    if (info.act_asked[0] != '\0') {
+        put("\nengine.act   %s", info.act_dtype[0] != '\0' ? info.act_dtype : "none");
+        if (strcmp(info.act_asked, info.act_dtype) != 0) put(" (asked for: %s)", info.act_asked);
+        put("%s%s\n", info.act_why[0] != '\0' ? "; " : "", info.act_why);
+    }
     if (info.kv_asked[0] == '\0') return;
     put("\nkv.dtype     %s", info.kv_dtype[0] != '\0' ? info.kv_dtype : "none");
     if (strcmp(info.kv_asked, info.kv_dtype) != 0) put(" (asked for: %s)", info.kv_asked);

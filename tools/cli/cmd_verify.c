@@ -240,8 +240,8 @@ static void print_text(const struct verify *v, const struct verdict *d)
     }
     printf("all: ");
     print_measure(&d->all, d->max_hidden, any_hidden);
-    printf("cache %s, %s; limits:", bp_session_kv_dtype(v->c->session),
-           bp_session_kv_layout(v->c->session));
+    printf("activations %s, cache %s, %s; limits:", bp_session_act_dtype(v->c->session),
+           bp_session_kv_dtype(v->c->session), bp_session_kv_layout(v->c->session));
     if (d->use_abs) printf(" max_abs %.3g", d->limit_abs);
     if (d->use_gap) printf(" gap %.3g", d->limit_gap);
     if (d->use_kl) printf(" mean KL %.3g", d->limit_kl);

@@ -144,7 +144,8 @@ void cli_say_session(const struct cli *c)
                      choice.layer_begin, choice.layer_end - 1);
     }
     bp_session_memory(c->session, &mem);
-    term_say("cache: %s, %s; context %u tokens", bp_session_kv_dtype(c->session),
+    term_say("activations: %s; cache: %s, %s; context %u tokens",
+             bp_session_act_dtype(c->session), bp_session_kv_dtype(c->session),
              bp_session_kv_layout(c->session), bp_session_ctx(c->session));
     term_say("memory: cache %.1f MiB, weights %.1f MiB, buffers %.1f MiB, scratch %.1f MiB",
              (double)mem.cache / 0x1p20, (double)mem.weights / 0x1p20, (double)mem.buffers / 0x1p20,

@@ -159,6 +159,17 @@ json_t *cli_json_kv(const struct bp_decisions *d)
     return o;
 }
 
+json_t *cli_json_act(const struct bp_decisions *d)
+{
+    json_t *o = json_object();
+    struct bp_decisions_info info = {.h = BP_HDR(struct bp_decisions_info, scratch_bytes)};
+    bp_decisions_info(d, &info);
+    json_object_set_new(o, "dtype", text_or_null(info.act_dtype));
+    json_object_set_new(o, "asked", text_or_null(info.act_asked));
+    json_object_set_new(o, "why", text_or_null(info.act_why));
+    return o;
+}
+
 json_t *cli_json_device(const struct bp_decisions *d)
 {
     json_t *o = json_object();
@@ -170,6 +181,8 @@ json_t *cli_json_device(const struct bp_decisions *d)
                                                                       : "other"));
     json_object_set_new(o, "ordinal", json_integer(info.device_ordinal));
     json_object_set_new(o, "name", text_or_null(info.device));
+    json_object_set_new(o, "asked", text_or_null(info.device_asked));
+    json_object_set_new(o, "why", text_or_null(info.device_why));
     return o;
 }
 
@@ -218,6 +231,7 @@ json_t *cli_json_backends(const struct bp_session *s)
     json_object_set_new(o, "wrappers", wrappers_json(d));
     json_object_set_new(o, "kv", cli_json_kv(d));
     json_object_set_new(o, "device", cli_json_device(d));
+    json_object_set_new(o, "act", cli_json_act(d));
     json_object_set_new(o, "plugins", cli_json_plugins(d));
     return o;
 }

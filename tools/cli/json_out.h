@@ -26,11 +26,13 @@ json_t *cli_json_words(const char *list);
 json_t *cli_json_layers(int32_t begin, int32_t end);
 /* {dtype, layout, asked, why, groups[] {layers, layout, index_layout, token_bytes, index_token_bytes}} */
 json_t *cli_json_kv(const struct bp_decisions *d);
-/* {kind, ordinal, name} */
+/* {kind, ordinal, name, asked, why} */
 json_t *cli_json_device(const struct bp_decisions *d);
+/* {dtype, asked, why} of activations. */
+json_t *cli_json_act(const struct bp_decisions *d);
 /* [{name, version, file}] of those that serve or wrap something */
 json_t *cli_json_plugins(const struct bp_decisions *d);
-/* {slots[] {slot, layers, provider}, wrappers[] {slot, layers, wrappers[]}, kv, device, plugins} */
+/* {slots[] {slot, layers, provider}, wrappers[] {slot, layers, wrappers[]}, kv, device, act, plugins} */
 json_t *cli_json_backends(const struct bp_session *s);
 /* [{id, logprob, text[, bytes]}] */
 json_t *cli_json_top(const struct bp_model *m, const struct bp_token_prob *top, uint32_t n);

@@ -163,6 +163,8 @@ BP_NOPAD(struct bp_choice, layer_end);
 int32_t bp_session_choice(const struct bp_session *s, uint32_t i, struct bp_choice *out);
 /* Cache dtype and layout names, "bf16" and "mla.bf16.576". */
 const char *bp_session_kv_dtype(const struct bp_session *s);
+/* "f32", "bf16" or "f16": the dtype of activations between ops. */
+const char *bp_session_act_dtype(const struct bp_session *s);
 const char *bp_session_kv_layout(const struct bp_session *s);
 
 /* ---- sampling and generation ---- */

@@ -260,6 +260,10 @@ const struct bp_decisions *bp_session_decisions(const struct bp_session *s);
 struct bp_decisions_info {
     struct bp_hdr h;
     const char *device;    /* "host, 8 cores"; "" when no device was chosen */
+    const char *device_asked, *device_why; /* engine.device; for auto a sentence, else "" */
+    const char *act_asked; /* engine.act as configured */
+    const char *act_dtype; /* what it became, "" when binding failed */
+    const char *act_why;   /* a sentence when auto had a reason, else "" */
     const char *kv_asked;  /* kv.dtype as configured: "auto" */
     const char *kv_dtype;  /* what it became, "" when there is none */
     const char *kv_why;    /* a sentence when a dtype was passed over, else "" */

@@ -3,11 +3,12 @@
 #include "unit/engine/fake_device.h"
 #include <math.h>
 
-static const char *const host[] = {"engine.ctx=96", "engine.threads=1", NULL};
+static const char *const host[] = {"engine.ctx=96", "engine.threads=1", "engine.device=cpu", NULL};
 static const char *const device[] = {"engine.ctx=96", "engine.threads=1", "engine.device=cuda:0",
-                                     NULL};
-static const char *const device_f32[] = {"engine.ctx=96", "engine.threads=1",
-                                         "engine.device=cuda:0", "kv.dtype=f32", NULL};
+                                     "engine.act=f32", NULL};
+static const char *const device_f32[] = {"engine.ctx=96",        "engine.threads=1",
+                                         "engine.device=cuda:0", "engine.act=f32",
+                                         "kv.dtype=f32",         NULL};
 
 static struct bp_config *config(const char *const *set)
 {

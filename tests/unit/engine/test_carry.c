@@ -6,15 +6,16 @@
 
 /* ---- the same numbers ---- */
 
-static const char *const on_cpu[] = {"engine.ctx=96",    "engine.batch_tokens=32", "engine.slab=64",
-                                     "engine.threads=1", "engine.max_seqs=2",      NULL};
-static const char *const on_device[] = {"engine.ctx=96",
-                                        "engine.batch_tokens=32",
-                                        "engine.slab=64",
-                                        "engine.threads=1",
-                                        "engine.max_seqs=2",
-                                        "engine.device=cuda:0",
-                                        NULL};
+static const char *const on_cpu[] = {"engine.ctx=96",
+                                     "engine.batch_tokens=32",
+                                     "engine.slab=64",
+                                     "engine.threads=1",
+                                     "engine.max_seqs=2",
+                                     "engine.device=cpu",
+                                     NULL};
+static const char *const on_device[] = {
+    "engine.ctx=96",     "engine.batch_tokens=32", "engine.slab=64", "engine.threads=1",
+    "engine.max_seqs=2", "engine.device=cuda:0",   "engine.act=f32", NULL};
 
 static void count_tap(void *ctx, const struct bp_tap_event *e)
 {
