@@ -7,11 +7,20 @@
 
 /* ---- sessions ---- */
 
+/* In shadow mode all but side A repeat its calls. */
+static int32_t open_session(struct bpi_ab_run *r, struct bp_model *m, const struct bp_config *c,
+                            struct bp_session **out, struct bp_error *err)
+{
+    return r->p->mode == BP_AB_SHADOW && r->a != NULL
+               ? bpi_mirror_open(m, c, r->p->cb, r->a, out, err)
+               : bp_session_open(m, c, r->p->cb, out, err);
+}
+
 int32_t bpi_ab_open(struct bpi_ab_run *r, const struct bp_ab_side *side, const char *name,
                     struct bp_session **out, struct bp_error *err)
 {
     struct bp_error why = BP_ERROR_INIT;
-    int32_t rc = bp_session_open(side->model, side->config, r->p->cb, out, &why);
+    int32_t rc = open_session(r, side->model, side->config, out, &why);
     if (rc == BP_OK) return BP_OK;
     return bpi_fail(err, rc, "compare", why.where, "side %s cannot be opened: %s", name, why.msg);
 }
@@ -59,15 +68,21 @@ int32_t bpi_ab_ref_session(struct bpi_ab_run *r, bool baseline, struct bp_sessio
     *out = NULL;
     BP_TRY(bp_config_create(&c, err));
     int32_t rc = ref_config(r, baseline, c, &why);
-    if (rc == BP_OK) rc = bp_session_open(r->p->a.model, c, r->p->cb, out, &why);
+    if (rc == BP_OK) rc = open_session(r, r->p->a.model, c, out, &why);
     bp_config_destroy(c);
     if (rc != BP_OK)
         return bpi_fail(err, rc, "compare", why.where, "the reference to judge by cannot run: %s",
                         why.msg);
-    struct bp_session_memory m = {.h = BP_HDR(struct bp_session_memory, scratch)};
-    bp_session_memory(*out, &m);
-    r->ab->sum.compare_bytes += m.cache + m.weights + m.buffers + m.scratch;
     return BP_OK;
+}
+
+void bpi_ab_ref_end(struct bpi_ab_run *r, struct bp_session *s)
+{
+    struct bp_session_memory m = {.h = BP_HDR(struct bp_session_memory, scratch)};
+    if (s == NULL) return;
+    bp_session_memory(s, &m);
+    r->ab->sum.compare_bytes += m.cache + m.weights + m.buffers + m.scratch;
+    bp_session_close(s);
 }
 
 int32_t bpi_ab_stepped(struct bpi_ab_run *r, int32_t rc, const char *name,
@@ -123,6 +138,14 @@ static const char *round_of(const struct bp_config *c)
 bool bpi_ab_is_exact(const struct bp_config *c)
 {
     return strcmp(round_of(c), "none") == 0;
+}
+
+bool bpi_ab_is_base(const struct bpi_ab_run *r, uint32_t side)
+{
+    const struct bp_config *c = side == 0 ? r->p->a.config : r->p->b.config;
+    /* The model is A's, whoever is judged. */
+    return (side == 0 || r->p->b.model == r->p->a.model) && strcmp(round_of(c), r->round) == 0 &&
+           strcmp(bp_ab_kv_dtype(r->ab, side), r->kv) == 0;
 }
 
 static int coarseness(const char *dtype)
@@ -224,7 +247,10 @@ int32_t bp_ab_run(const struct bp_ab_params *p, struct bp_ab **out, struct bp_er
     BP_TRY(create(p, &r.ab, err));
     bpi_rng_seed(&r.rng, p->seed);
     int32_t rc = p->mode == BP_AB_SHADOW ? bpi_ab_shadow(&r, err) : bpi_ab_free(&r, err);
-    bp_session_close(r.b);
+    if (p->golden != NULL)
+        bpi_ab_ref_end(&r, r.b);
+    else
+        bp_session_close(r.b);
     bp_session_close(r.a);
     if (rc != BP_OK) {
         bp_ab_close(r.ab);

@@ -584,8 +584,8 @@ static int32_t run_baseline(struct bpi_ab_run *r, struct bp_error *err)
     if (rc == BP_OK) rc = bpi_ab_ref_session(r, true, &p.y.s, err);
     if (rc == BP_OK) rc = run_pass(&p, err);
     end_pass(&p);
-    bp_session_close(p.y.s);
-    bp_session_close(p.x.s);
+    bpi_ab_ref_end(r, p.y.s);
+    bpi_ab_ref_end(r, p.x.s);
     return rc;
 }
 

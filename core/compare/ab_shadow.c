@@ -1,7 +1,7 @@
 /* ab_shadow.c - shadow mode: A runs, and each of its calls is repeated by B on the same inputs.
- * Where the results are not the same bits, ref is asked: exact, and rounded like the coarser side. Both are opened when
- * they are first needed, so that equal sides cost no more than two runs. What ref needs is A's inputs as they were, so
- * those that the call writes over are saved before.
+ * Where the results are not the same bits, ref is asked: exact, and rounded like the coarser side. A side that is the one
+ * or the other has answered already; else they are opened when they are first needed, so that equal sides cost no more than
+ * two runs. What ref needs is A's inputs as they were, so those that the call writes over are saved before.
  * Cache rows: each side writes its own, they are compared, and then all mirrors get A's, as near as their layout allows.
  * Threads: as a session. SPDX-License-Identifier: MIT */
 #include "compare/compare_priv.h"
@@ -29,6 +29,7 @@ struct shadow {
     bool ran_b;
     double us_b;
     bool has_exact, has_base; /* of this call */
+    uint32_t base_side; /* whose rows are the baseline: a side's, where it is that, or SIDE_BASE */
     bool dumping;
     struct bp_error tap_error;
 };
@@ -75,17 +76,28 @@ static int32_t run_ref(struct shadow *s, const struct bpi_call *c, bool baseline
 
 /* Are this side's results the exact ones? Ref's own are, unless it rounds, writes a cache that does, or reads one that
  * had to round A's rows. */
-static bool is_exact(const struct shadow *s, const struct bpi_call *c, const char *provider,
-                     const struct bp_config *config, const struct bp_session *session)
+static bool is_exact(const struct shadow *s, const struct bpi_call *c, uint32_t side)
 {
+    const struct bp_ab_side *of = side == SIDE_A ? &s->r->p->a : &s->r->p->b;
+    const struct bp_session *session = side == SIDE_A ? s->r->a : s->r->b;
     const uint32_t dtype = bpi_mirror_kv_dtype(session);
-    if (strcmp(provider, "ref") != 0 || !bpi_ab_is_exact(config)) return false;
+    if (of->model != s->r->p->a.model || !bpi_ab_is_exact(of->config) ||
+        !bpi_mirror_is_ref(s->r->a, session, c))
+        return false;
     for (uint32_t i = 0; i < c->n_port; ++i) {
         if (!bpi_call_is_pool(c, i) || dtype == BP_DT_F32) continue;
         if ((c->port[i].access & BP_OUT) != 0) return false;
         if (session != s->r->a && dtype != bpi_mirror_kv_dtype(s->r->a)) return false;
     }
     return true;
+}
+
+/* Who has the baseline of this call? */
+static uint32_t base_of(const struct shadow *s, const struct bpi_call *c)
+{
+    if (bpi_ab_is_base(s->r, 1) && bpi_mirror_is_ref(s->r->a, s->r->b, c)) return SIDE_B;
+    if (bpi_ab_is_base(s->r, 0) && bpi_mirror_is_ref(s->r->a, s->r->a, c)) return SIDE_A;
+    return SIDE_BASE;
 }
 
 static int32_t before(void *ctx, const struct bpi_call *c, struct bp_error *err)
@@ -136,7 +148,7 @@ static int32_t read_block(struct shadow *s, const struct bpi_call *c, uint32_t p
                           int64_t n, uint64_t width, struct bp_error *err)
 {
     struct bp_session *const side[] = {s->r->a, s->r->b, s->has_exact ? s->exact : NULL,
-                                       s->has_base ? s->base : NULL};
+                                       s->has_base && s->base_side == SIDE_BASE ? s->base : NULL};
     for (uint32_t i = 0; i < 4; ++i) {
         if (side[i] == NULL) continue;
         BP_TRY(reserve(&s->blocks[i], (uint64_t)n * width * 4, err));
@@ -227,7 +239,7 @@ static int32_t each_row(struct shadow *s, const struct bpi_call *c, uint32_t por
                                ? (const float *)s->blocks[k].p + (uint64_t)i * width
                                : NULL;
             struct rows v = {block[SIDE_A], block[SIDE_B], s->has_exact ? block[SIDE_EXACT] : NULL,
-                             s->has_base ? block[SIDE_BASE] : NULL};
+                             s->has_base ? block[s->base_side] : NULL};
             fn(s, c, j, &v, width, pos_of(s, first, at + i));
         }
     }
@@ -243,7 +255,8 @@ static int32_t ask_ref(struct shadow *s, const struct bpi_call *c, const struct 
         s->has_exact = true;
     }
     if (s->r->unit > 0x1p-24 && !s->has_base) {
-        BP_TRY(run_ref(s, c, true, err));
+        s->base_side = base_of(s, c);
+        if (s->base_side == SIDE_BASE) BP_TRY(run_ref(s, c, true, err));
         s->has_base = true;
     }
     return BP_OK;
@@ -402,7 +415,7 @@ static struct rows cache_row(const struct shadow *s, uint32_t row, uint32_t widt
     for (int i = 0; i < 4; ++i)
         v[i] = s->blocks[i].p != NULL ? (const float *)s->blocks[i].p + (size_t)row * width : NULL;
     return (struct rows){v[SIDE_A], v[SIDE_B], s->has_exact ? v[SIDE_EXACT] : NULL,
-                         s->has_base ? v[SIDE_BASE] : NULL};
+                         s->has_base ? v[s->base_side] : NULL};
 }
 
 static int32_t compare_cache(struct shadow *s, const struct bpi_call *c, struct judged *j,
@@ -423,7 +436,8 @@ static int32_t compare_cache(struct shadow *s, const struct bpi_call *c, struct 
         }
         if (j->doubtful) BP_TRY(ask_ref(s, c, j, err));
         if (s->has_exact) BP_TRY(read_rows(s, s->exact, SIDE_EXACT, c, index, err));
-        if (s->has_base) BP_TRY(read_rows(s, s->base, SIDE_BASE, c, index, err));
+        if (s->has_base && s->base_side == SIDE_BASE)
+            BP_TRY(read_rows(s, s->base, SIDE_BASE, c, index, err));
         for (uint32_t r = 0; r < n; ++r) {
             struct rows v = cache_row(s, r, w);
             count_row(s, c, j, &v, w, bpi_mirror_row_pos(s->r->a)[r]);
@@ -499,8 +513,8 @@ static int32_t after(void *ctx, const struct bpi_call *c, struct bp_error *err)
     BP_TRY(bpi_ab_sample(&e->time_a, c->us, &r->rng, err));
     BP_TRY(bpi_ab_sample(&e->time_b, s->us_b, &r->rng, err));
     struct judged j = {.e = e, .inner = inner_of(c)};
-    j.exact_a = is_exact(s, c, e->op.provider_a, r->p->a.config, r->a);
-    j.exact_b = is_exact(s, c, e->op.provider_b, r->p->b.config, r->b);
+    j.exact_a = is_exact(s, c, SIDE_A);
+    j.exact_b = is_exact(s, c, SIDE_B);
     return compare_outputs(s, c, &j, err);
 }
 
@@ -577,8 +591,8 @@ static void free_rooms(struct shadow *s)
     }
     bpi_free(s->others);
     bpi_ab_route_free(&s->route);
-    bp_session_close(s->base);
-    bp_session_close(s->exact);
+    bpi_ab_ref_end(s->r, s->base);
+    bpi_ab_ref_end(s->r, s->exact);
 }
 
 int32_t bpi_ab_shadow(struct bpi_ab_run *r, struct bp_error *err)
@@ -601,6 +615,7 @@ int32_t bpi_ab_shadow(struct bpi_ab_run *r, struct bp_error *err)
     rc = run_steps(&s, err);
     r->ab->sum.seconds = (double)(bpi_now_ns() - start) * 1e-9;
     (void)bpi_session_watch(r->a, NULL, NULL);
+    bp_session_memory(r->b, &r->ab->sum.memory_b); /* with the weights that came and went */
     free_rooms(&s);
     return rc;
 }

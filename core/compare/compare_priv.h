@@ -70,8 +70,11 @@ struct bpi_ab_run {
 };
 
 /* ---- ab.c ---- */
-/* A configuration of ref alone, with the limits of side a: the exact one, or the baseline. */
+/* A configuration of ref alone, with the limits of side a: the exact one, or the baseline. In shadow mode it and side B
+ * are mirrors of side A. */
 int32_t bpi_ab_ref_session(struct bpi_ab_run *r, bool baseline, struct bp_session **out, struct bp_error *err);
+/* Counts its memory and closes it; NULL is nothing. */
+void bpi_ab_ref_end(struct bpi_ab_run *r, struct bp_session *s);
 /* What the baseline is, once both sides are open. */
 void bpi_ab_settle_precision(struct bpi_ab_run *r);
 int32_t bpi_ab_open(struct bpi_ab_run *r, const struct bp_ab_side *side, const char *name, struct bp_session **out,
@@ -87,6 +90,8 @@ void bpi_ab_neighbour(const struct bp_ab *ab, uint32_t k, uint32_t pos, uint32_t
 /* Tells how far it is; BP_E_ABORTED when the caller wants to stop. */
 int32_t bpi_ab_progress(const struct bpi_ab_run *r, uint32_t done, uint32_t total, struct bp_error *err);
 bool bpi_ab_is_exact(const struct bp_config *c); /* ref of this configuration does not round */
+/* Ref of this side is the baseline. */
+bool bpi_ab_is_base(const struct bpi_ab_run *r, uint32_t side);
 
 /* ---- ab_result.c ---- */
 /* The entry of a place; made where it is new. NULL: out of memory. */

@@ -442,6 +442,30 @@ const char *bpi_mirror_provider(const struct bp_session *a, const struct bp_sess
     return op != NULL ? op->provider : "";
 }
 
+/* Ops of wrapped instances answer through another self than their plugin's. */
+static bool is_ref(const struct bpi_bound *op)
+{
+    return op != NULL && strcmp(op->provider, "ref") == 0 && op->vt == op->ref.vt;
+}
+
+bool bpi_mirror_is_ref(const struct bp_session *a, const struct bp_session *b,
+                       const struct bpi_call *c)
+{
+    uint32_t first = 0;
+    if (a == b) return is_ref(c->bound);
+    if (strcmp(c->slot, "quant") != 0) return is_ref(other_op(a, b, c));
+    const struct bp_quant_matmul_args *m = c->args;
+    const struct bpi_site *site = bpi_call_site(a, b, c, &first);
+    struct bpi_bound *const *dense = c->layer < 0 ? b->dense : b->layers[c->layer].dense;
+    static const uint32_t composing[] = {BP_DENSE_OP_RMS, BP_DENSE_OP_ADD, BP_DENSE_OP_SILU_MUL};
+    bool ref = site != NULL;
+    for (uint32_t i = 0; ref && i < m->n_out; ++i)
+        ref = first + i < site->n_w && is_ref(site->op[first + i]);
+    for (size_t i = 0; ref && i < BPI_ARRAY_LEN(composing); ++i)
+        ref = dense[composing[i]] == NULL || is_ref(dense[composing[i]]);
+    return ref;
+}
+
 static int32_t run_dense(struct bp_session *b, struct bpi_bound *op, const struct bpi_call *c,
                          struct bp_launch *l, union call_args *u, struct bp_error *err)
 {
@@ -520,6 +544,7 @@ int32_t bpi_mirror_run(struct bp_session *a, struct bp_session *b, const struct 
     if (op == NULL)
         return bpi_fail(err, BP_E_INTERNAL, "engine", c->tap, "the other side has no op for %s.%s",
                         c->slot, c->op);
+    BP_TRY(bpi_mirror_weights(a, b, c, err));
     BP_TRY(other_args(a, b, c, &u, err));
     struct bp_launch launch = bpi_step_launch(b, op, c->layer);
     BP_TRY(plan(b, op, c, &launch, &u, err));

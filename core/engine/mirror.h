@@ -34,6 +34,10 @@ struct bpi_watch {
 /* NULL: nobody. *w must stay; off costs one comparison a call. Errors: BP_E_NOMEM. */
 int32_t bpi_session_watch(struct bp_session *s, const struct bpi_watch *w, struct bp_error *err);
 
+/* Opens a session that repeats calls of a, and takes no steps of its own. It has the weights of one layer at a time, got
+ * when a call wants them, but for those that a has in the same layout from the same code and file. a must outlive it. */
+int32_t bpi_mirror_open(struct bp_model *m, const struct bp_config *cfg, const struct bp_callbacks *cb,
+                        const struct bp_session *a, struct bp_session **out, struct bp_error *err);
 /* Can b repeat what a does? BP_E_ARG with a sentence when shapes or limits differ. */
 int32_t bpi_mirror_check(const struct bp_session *a, const struct bp_session *b, struct bp_error *err);
 /* Takes the step's tokens into b's cache tables and builds its metadata. Before a's step. */
@@ -50,6 +54,8 @@ int32_t bpi_mirror_load(struct bp_session *a, struct bp_session *b, const struct
 int32_t bpi_mirror_run(struct bp_session *a, struct bp_session *b, const struct bpi_call *c, double *us,
                        struct bp_error *err);
 const char *bpi_mirror_provider(const struct bp_session *a, const struct bp_session *b, const struct bpi_call *c);
+/* Is it the reference backend, with no wrapper around it and nobody else's ops in what b is composed of? */
+bool bpi_mirror_is_ref(const struct bp_session *a, const struct bp_session *b, const struct bpi_call *c);
 
 /* Bytes from the first element of a port to its last; 0 without data. */
 uint64_t bpi_port_span(const struct bp_tensor *t);

@@ -12,6 +12,9 @@ int32_t bpi_mirror_translate(const struct bp_session *a, const struct bp_session
 /* The site of b for a product of a; *first: number of the call's first weight in it. NULL: no product, or unknown. */
 const struct bpi_site *bpi_call_site(const struct bp_session *a, const struct bp_session *b, const struct bpi_call *c,
                                      uint32_t *first);
+/* The weights that b needs for a call; nothing where it is no mirror. */
+int32_t bpi_mirror_weights(const struct bp_session *a, struct bp_session *b, const struct bpi_call *c,
+                           struct bp_error *err);
 /* Rows of positions [pos, pos + n) of a sequence, in b's layout. BP_DECLINED: a layout that only its provider reads. */
 int32_t bpi_mirror_copy_rows(const struct bp_session *a, struct bp_session *b, uint32_t layer, bool index, uint32_t seq,
                              uint32_t pos, uint32_t n, struct bp_error *err);

@@ -139,9 +139,9 @@ static int32_t create_session(struct bp_model *m, const struct bp_config *cfg,
     return BP_OK;
 }
 
-int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
-                        const struct bp_callbacks *cb, struct bp_session **out,
-                        struct bp_error *err)
+static int32_t open_session(struct bp_model *m, const struct bp_config *cfg,
+                            const struct bp_callbacks *cb, const struct bp_session *lender,
+                            struct bp_session **out, struct bp_error *err)
 {
     struct bp_session *s = NULL;
     *out = NULL;
@@ -150,6 +150,8 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
                         "the model was opened for its headers only; open it with bp_model_open");
     BP_TRY(create_session(m, cfg, cb, &s, err));
     int32_t rc;
+    s->lender = lender;
+    s->streamed = -1;
     BP_TRY_GOTO(rc, read_limits(s, err), fail);
     BP_TRY_GOTO(rc, open_backends(s, err), fail);
     BP_TRY_GOTO(rc, bpi_session_create_stream(s, err), fail);
@@ -158,6 +160,7 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_prepare(s, err), fail);
     BP_TRY_GOTO(rc, bpi_carry_create(s, err), fail);
+    BP_TRY_GOTO(rc, bpi_mirror_budget(s, err), fail);
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_progress(s, 1.0, "ready", err), fail);
     s->config = NULL;
@@ -167,6 +170,20 @@ int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
 fail:
     bp_session_close(s);
     return rc;
+}
+
+int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg,
+                        const struct bp_callbacks *cb, struct bp_session **out,
+                        struct bp_error *err)
+{
+    return open_session(m, cfg, cb, NULL, out, err);
+}
+
+int32_t bpi_mirror_open(struct bp_model *m, const struct bp_config *cfg,
+                        const struct bp_callbacks *cb, const struct bp_session *a,
+                        struct bp_session **out, struct bp_error *err)
+{
+    return open_session(m, cfg, cb, a, out, err);
 }
 
 int32_t bp_explain(struct bp_model *m, const struct bp_config *cfg, const struct bp_callbacks *cb,

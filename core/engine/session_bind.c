@@ -268,6 +268,7 @@ static int32_t site_add(struct bp_session *s, struct bpi_site *site, uint32_t ro
     uint32_t i = site->n_w++;
     site->rows[i] = raw.end[1] - raw.begin[1];
     site->cols = raw.end[0] - raw.begin[0];
+    site->role[i] = role;
     site->type[i] = raw.type;
     site->file_bytes[i] = raw.n_bytes;
     return BP_OK;

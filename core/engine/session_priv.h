@@ -81,12 +81,20 @@ static inline int32_t bpi_op_result(const struct bpi_bound *op, int32_t layer, c
 
 enum { BPI_N_DENSE = BP_DENSE_OP_MATMUL + 1 };
 
+/* What is known of a weight's handle besides the handle. */
+struct bpi_owned {
+    uint64_t layout_id, n_bytes;
+    bool lent; /* it is the lender's (struct bp_session) */
+};
+
 /* A group of weights that share one input, with its fused form. Which parts run fused is decided when binding. */
 enum { BPI_SITE_MAX_W = 4 };
 struct bpi_site {
     struct bpi_bound *op[BPI_SITE_MAX_W]; /* quant, chosen weight by weight */
     uint32_t n_w;
     void *weight[BPI_SITE_MAX_W];
+    struct bpi_owned owned[BPI_SITE_MAX_W];
+    uint32_t role[BPI_SITE_MAX_W];
     int64_t rows[BPI_SITE_MAX_W], cols;
     uint32_t type[BPI_SITE_MAX_W], row[BPI_SITE_MAX_W]; /* row: of the decisions */
     uint64_t file_bytes[BPI_SITE_MAX_W];
@@ -117,6 +125,7 @@ struct bpi_layer {
     struct bpi_site router;        /* of h */
     const float *router_bias;
     void *experts;
+    struct bpi_owned mla_owned, experts_owned;
     uint32_t moe_row, common_row; /* of the decisions */
 };
 
@@ -213,6 +222,12 @@ struct bp_session {
     struct bpi_layer *layers;
     struct bpi_site head;
     void *embed;
+    struct bpi_owned embed_owned;
+    uint64_t held_bytes, most_bytes; /* of handles: now, and at most so far */
+    const struct bp_session *lender; /* of a mirror: its weights come when a call wants them, and those whose layout is
+                                      * the lender's are the lender's. NULL: they came when the session was opened. */
+    int32_t streamed;                /* of a mirror: the layer it is in, -1: outside of layers */
+    uint64_t keep_bytes;             /* of a mirror: how many it may keep beyond their layer */
     const float *output_norm;
     struct bp_choice *choices;
     uint32_t n_choices;
@@ -309,6 +324,10 @@ int32_t bpi_carry_out(struct bp_session *s, int32_t rc, struct bp_error *err);
 const struct bp_mla_prefill_meta *bpi_carry_prefill(struct bp_session *s, const struct bp_mla_prefill_meta *m);
 const struct bp_mla_decode_meta *bpi_carry_decode(struct bp_session *s, const struct bp_mla_decode_meta *m);
 
+/* ---- mirror_weights.c ---- */
+/* How many bytes of weights a mirror may keep beyond their layer; nothing for other sessions. */
+int32_t bpi_mirror_budget(struct bp_session *b, struct bp_error *err);
+
 /* ---- mirror.c: who looks at the calls of a step ---- */
 struct bpi_watcher {
     const struct bpi_watch *w;
@@ -384,9 +403,16 @@ uint64_t bpi_session_file_bytes(const struct bp_session *s, const uint32_t *role
                                 uint32_t layer);
 /* Cache dtype and layouts of all layers (session_kv.c). */
 int32_t bpi_session_negotiate(struct bp_session *s, struct bp_error *err);
-/* Weights of all layers (session_weights.c). */
+/* Weights of all layers (session_weights.c); those of a mirror only as far as they belong to nobody. */
 int32_t bpi_session_prepare(struct bp_session *s, struct bp_error *err);
 void bpi_session_release(struct bp_session *s);
+/* One weight that may be there already: the i-th of a site, k_b and v_b, experts, the embedding. And the end of all that a
+ * layer (-1: outside of layers) has and is not lent. */
+int32_t bpi_weight_of_site(struct bp_session *s, struct bpi_site *site, uint32_t i, int32_t layer, struct bp_error *err);
+int32_t bpi_weight_of_mla(struct bp_session *s, uint32_t il, struct bp_error *err);
+int32_t bpi_weight_of_moe(struct bp_session *s, uint32_t il, struct bp_error *err);
+int32_t bpi_weight_of_embed(struct bp_session *s, struct bp_error *err);
+void bpi_weights_release(struct bp_session *s, int32_t layer);
 /* Cache pools and step buffers (session_buffers.c). */
 int32_t bpi_session_buffers(struct bp_session *s, struct bp_error *err);
 struct bp_mla_problem bpi_session_mla_problem(const struct bp_session *s, uint32_t layer);

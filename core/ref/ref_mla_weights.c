@@ -133,6 +133,14 @@ static int32_t decode_heads(const struct bpi_ref *ref, const struct bp_mla_weigh
     return BP_OK;
 }
 
+/* Handles of one name hold the same numbers for the same tensors, and calls only read them. */
+static uint64_t layout_of(uint32_t round)
+{
+    return round == BPI_REF_ROUND_BF16  ? bp_id("ref.mla.rows.bf16")
+           : round == BPI_REF_ROUND_F16 ? bp_id("ref.mla.rows.f16")
+                                        : bp_id("ref.mla.rows.f32");
+}
+
 int32_t bpi_ref_mla_prepare(void *self, const struct bp_mla_weights *w, void **out,
                             struct bp_weight_info *info, struct bp_error *err)
 {
@@ -164,7 +172,7 @@ int32_t bpi_ref_mla_prepare(void *self, const struct bp_mla_weights *w, void **o
     }
     bpi_ref_free(ref, tile);
     if (info != NULL) {
-        info->layout_id = 0; /* private to this provider */
+        info->layout_id = layout_of(ref->round);
         info->n_bytes = sizeof *own + n_elem * sizeof(float);
     }
     *out = own;
