@@ -39,6 +39,7 @@ struct kit_record {
 struct kit_place {
     volatile uint64_t steps; /* changes while the child gets on */
     volatile uint32_t in_plugin;
+    volatile uint32_t n_case; /* number of the case that was begun last */
     char rule[8], iface[32], op[64], text[192];
 };
 
@@ -51,6 +52,11 @@ struct kit_options {
     uint32_t stages; /* bits */
     uint32_t timeout_s;
     bool reference, json, verbose, quick;
+    int32_t gpu;               /* ordinal of the device; -1: ops compute on the CPU */
+    const char *device_plugin; /* file that opens it */
+    const char *case_part;     /* only cases whose title holds it; NULL: all */
+    uint32_t n_done;           /* cases of a child that ended before its time, which are not begun again */
+    uint32_t budget_s;         /* stages that go by cases stop taking new ones after it; 0: none */
 };
 
 struct kit {
@@ -65,10 +71,18 @@ struct kit {
         uint32_t n;
     } told[64]; /* so that one fault is not told a thousand times */
     uint32_t n_told, n_findings;
+    struct kit_device *device;          /* NULL without --gpu */
+    uint32_t n_case, n_out_of_time;     /* cases begun, and left out because of the budget */
+    int64_t until_ms;                   /* 0: not yet known */
     bool mute; /* rules of stages 5 and 6 are not told: another stage runs their cases for its own ends */
 };
-/* Is a case with this seed left out? --quick, and stages that run a part of the grid. */
-bool kit_skips(const struct kit *k, uint64_t seed);
+/* Is a case with this seed left out? --quick, --case, --budget, stages that run a part of the grid, a device that is lost. */
+bool kit_skips(struct kit *k, uint64_t seed, const char *title);
+
+/* A note of cases that the budget or a lost device left out. */
+void kit_note_cut(struct kit *k, const char *iface);
+/* Does this run leave out cases that the user named away, so that nothing can be said of all of them? */
+bool kit_is_partial(const struct kit *k);
 
 /* ---- telling (kit_tell.c): in the child ---- */
 
@@ -112,9 +126,9 @@ struct kit_plugin {
 bool kit_open_subject(struct kit *k, struct kit_plugin *p);
 bool kit_open_reference(struct kit *k, struct kit_plugin *p);
 void kit_close(struct kit *k, struct kit_plugin *p);
-/* An op of an interface on the host device. Wrappers get `inner`. false: not offered, or failed with a finding. */
-bool kit_make_op(struct kit *k, struct kit_plugin *p, const char *iface, const struct bp_op_ref *inner,
-                 struct bp_op_ref *out);
+/* An op of an interface on a device. Wrappers get `inner`. false: not offered, or failed with a finding. */
+bool kit_make_op(struct kit *k, struct kit_plugin *p, const char *iface, const struct bp_device *dev,
+                 const struct bp_op_ref *inner, struct bp_op_ref *out);
 void kit_drop_op(struct kit *k, struct kit_plugin *p, struct bp_op_ref *op);
 /* The device that ops of the kit are made on: HOST. */
 const struct bp_device *kit_host_device(void);

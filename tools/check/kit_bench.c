@@ -1,6 +1,8 @@
 /* kit_bench.c - see kit_bench.h. SPDX-License-Identifier: MIT */
 #include "kit_bench.h"
 
+#include "kit_device.h"
+
 #include <string.h>
 
 /* Which function of a table an op of a problem needs. Interfaces that are not listed are served whole or not at all. */
@@ -94,14 +96,19 @@ bool kit_bench_open(struct kit *k, struct kit_bench *b, const char *iface, uint3
     memset(b, 0, sizeof *b);
     b->kit = k;
     b->iface = iface;
+    char why[300];
+    if (!kit_device_open(k, why, sizeof why))
+        return kit_fail(k, "6.1", iface, "bp.device", NULL, "the device cannot be opened again: %s",
+                        why);
     if (!kit_open_subject(k, &b->subject)) return false;
     if (!kit_open_reference(k, &b->reference)) {
         kit_bench_close(b);
         return false;
     }
     const bool wrapper = b->subject.desc->kind == BP_KIND_WRAPPER;
-    if (!kit_make_op(k, &b->reference, iface, NULL, &b->ref_op) ||
-        !kit_make_op(k, &b->subject, iface, wrapper ? &b->ref_op : NULL, &b->own) ||
+    if (!kit_make_op(k, &b->reference, iface, kit_host_device(), NULL, &b->ref_op) ||
+        !kit_make_op(k, &b->subject, iface, wrapper ? kit_host_device() : kit_device_of(k),
+                     wrapper ? &b->ref_op : NULL, &b->own) ||
         !whole_table(b)) {
         kit_bench_close(b);
         return false;
@@ -115,6 +122,14 @@ bool kit_bench_open(struct kit *k, struct kit_bench *b, const char *iface, uint3
             return false;
         }
         b->op = b->flat.op;
+    }
+    if (!wrapper && k->device != NULL && strcmp(iface, "bp.device") != 0) {
+        if (!kit_flatten(&b->carry, iface, &b->own, NULL, KIT_COPY_DEVICE)) {
+            kit_bench_close(b);
+            return false;
+        }
+        b->carry.device = k->device;
+        b->op = b->bare = b->carry.op;
     }
     if (copy != KIT_COPY_NONE) {
         if (!kit_flatten(&b->pass, iface, &b->op, NULL, copy)) {

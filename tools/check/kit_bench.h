@@ -8,8 +8,8 @@
 
 enum { KIT_MAX_SLOTS = 32 };
 /* What relays hand on: the very structs; copies that are wiped afterwards; copies at guard pages, in turn of this ABI's
- * size and longer. */
-enum kit_copy { KIT_COPY_NONE = 0, KIT_COPY_WIPED = 1, KIT_COPY_GUARDED = 2 };
+ * size and longer; copies that point to the device. */
+enum kit_copy { KIT_COPY_NONE = 0, KIT_COPY_WIPED = 1, KIT_COPY_GUARDED = 2, KIT_COPY_DEVICE = 3 };
 
 /* One function and one self for each slot. */
 struct kit_flat {
@@ -18,6 +18,7 @@ struct kit_flat {
     struct bp_op_ref layer[KIT_MAX_SLOTS];
     uint32_t copy; /* enum kit_copy */
     uint32_t turn;
+    struct kit_device *device; /* with KIT_COPY_DEVICE */
 };
 /* outer's slots where it has them, else inner's (NULL: outer alone). false: the interface has no relays (bp.device). */
 bool kit_flatten(struct kit_flat *f, const char *iface, const struct bp_op_ref *outer, const struct bp_op_ref *inner,
@@ -31,7 +32,7 @@ struct kit_bench {
     struct bp_op_ref ref_op; /* the reference's op of the same interface */
     struct bp_op_ref own;    /* what the subject gave */
     struct bp_op_ref bare;   /* the subject without wrapper: a backend's own op, the reference's below a wrapper */
-    struct kit_flat flat, pass;
+    struct kit_flat flat, pass, carry;
 };
 /* copy: not NONE puts the kit's own wrapper around it. false after a finding or a note; nothing is open then. */
 bool kit_bench_open(struct kit *k, struct kit_bench *b, const char *iface, uint32_t copy);

@@ -114,7 +114,8 @@ static void child(const struct kit_options *o, struct kit_place *place, uint32_t
     limit(RLIMIT_NOFILE, 512);
     limit(RLIMIT_FSIZE, SPILL_MAX);
 #ifndef BP_SANITIZED /* a sanitizer reserves more than any limit */
-    limit(RLIMIT_AS, (rlim_t)32 << 30);
+    if (o->gpu < 0)
+        limit(RLIMIT_AS, (rlim_t)32 << 30); /* drivers reserve addresses for all memory there is */
 #endif
     k->o = o;
     k->place = place;

@@ -17,6 +17,7 @@ struct block {
     size_t map_bytes, n_bytes;
     const char *name;
     const void *owner;
+    bool locked;
 };
 
 static struct block blocks[MAX_BLOCKS];
@@ -38,7 +39,8 @@ void *kit_guard_alloc(size_t n_bytes, size_t align, uint32_t side, uint8_t fill,
     memset(p + n_bytes, CANARY, body - at - n_bytes);
     (void)pthread_mutex_lock(&lock);
     bool full = n_blocks == MAX_BLOCKS;
-    if (!full) blocks[n_blocks++] = (struct block){map, p, body + 2 * PAGE, n_bytes, name, owner};
+    if (!full)
+        blocks[n_blocks++] = (struct block){map, p, body + 2 * PAGE, n_bytes, name, owner, false};
     (void)pthread_mutex_unlock(&lock);
     if (!full) return p;
     (void)munmap(map, body + 2 * PAGE);
@@ -118,9 +120,16 @@ bool kit_guard_any_broken(const void *owner, const char **name, size_t *n_bytes,
 void kit_guard_protect(void *p, bool writable)
 {
     struct block *b = find(p);
-    if (b != NULL)
-        (void)mprotect(b->map + PAGE, b->map_bytes - 2 * PAGE,
-                       writable ? PROT_READ | PROT_WRITE : PROT_READ);
+    if (b == NULL) return;
+    b->locked = !writable;
+    (void)mprotect(b->map + PAGE, b->map_bytes - 2 * PAGE,
+                   writable ? PROT_READ | PROT_WRITE : PROT_READ);
+}
+
+bool kit_guard_is_locked(const void *p)
+{
+    const struct block *b = find(p);
+    return b != NULL && b->locked;
 }
 
 bool kit_guard_find(const void *address, struct kit_guard_hit *out)

@@ -24,6 +24,7 @@ bool kit_guard_broken(const void *p, int64_t *offset);
 bool kit_guard_any_broken(const void *owner, const char **name, size_t *n_bytes, int64_t *offset);
 /* Makes a block unwritable, or writable again. */
 void kit_guard_protect(void *p, bool writable);
+bool kit_guard_is_locked(const void *p);
 
 struct kit_guard_hit {
     const char *name;

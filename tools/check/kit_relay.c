@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kit_bench.h"
+#include "kit_device.h"
 #include "kit_guard.h"
 
 enum { COPY_BYTES = 1024, WIPED = 0x6b };
@@ -53,11 +54,22 @@ static int32_t wiped(struct copies *c, int32_t rc)
     return rc;
 }
 
-#define RUN(T, slot, A)                                                                            \
+#define ON_DEVICE(T, slot, A, ...)                                                                 \
+    if (FLAT->copy == KIT_COPY_DEVICE) {                                                           \
+        struct kit_carried x;                                                                      \
+        struct bp_error own = BP_ERROR_INIT;                                                       \
+        int32_t rc =                                                                               \
+            kit_device_begin(FLAT->device, l, a, __VA_ARGS__, &x, err != NULL ? err : &own);       \
+        if (rc != BP_OK) return rc;                                                                \
+        rc = PASS(T, slot, &x.launch, (const struct A *)(const void *)x.args, err);                \
+        return kit_device_end(FLAT->device, &x, rc, err);                                          \
+    }
+#define RUN(T, slot, A, ...)                                                                       \
     static int32_t T##_##slot(void *self, const struct bp_launch *l, const struct A *a,            \
                               struct bp_error *err)                                                \
     {                                                                                              \
         struct copies c = {.flat = self};                                                          \
+        ON_DEVICE(T, slot, A, __VA_ARGS__)                                                         \
         if (FLAT->copy == KIT_COPY_NONE) return PASS(T, slot, l, a, err);                          \
         ((struct kit_flat *)self)->turn++;                                                         \
         const struct bp_launch *l2 = copy_of(&c, 0, l);                                            \
@@ -97,46 +109,46 @@ static int32_t base_tensors(void *self, uint32_t slot, const void *args, struct 
 }
 
 WEIGHTS(bp_dense_ops, bp_raw)
-RUN(bp_dense_ops, embed, bp_dense_embed_args)
-RUN(bp_dense_ops, rms, bp_dense_rms_args)
-RUN(bp_dense_ops, layernorm, bp_dense_layernorm_args)
-RUN(bp_dense_ops, rope, bp_dense_rope_args)
-RUN(bp_dense_ops, silu_mul, bp_dense_pair_args)
-RUN(bp_dense_ops, add, bp_dense_pair_args)
-RUN(bp_dense_ops, argmax, bp_dense_topk_args)
-RUN(bp_dense_ops, topk, bp_dense_topk_args)
-RUN(bp_dense_ops, matmul, bp_dense_matmul_args)
+RUN(bp_dense_ops, embed, bp_dense_embed_args, KIT_META_NONE, false, false)
+RUN(bp_dense_ops, rms, bp_dense_rms_args, KIT_META_NONE, false, false)
+RUN(bp_dense_ops, layernorm, bp_dense_layernorm_args, KIT_META_NONE, false, false)
+RUN(bp_dense_ops, rope, bp_dense_rope_args, KIT_META_NONE, false, false)
+RUN(bp_dense_ops, silu_mul, bp_dense_pair_args, KIT_META_NONE, false, false)
+RUN(bp_dense_ops, add, bp_dense_pair_args, KIT_META_NONE, false, false)
+RUN(bp_dense_ops, argmax, bp_dense_topk_args, KIT_META_NONE, false, false)
+RUN(bp_dense_ops, topk, bp_dense_topk_args, KIT_META_NONE, false, false)
+RUN(bp_dense_ops, matmul, bp_dense_matmul_args, KIT_META_NONE, false, false)
 
 static int32_t bp_quant_ops_format(void *self, uint32_t i, uint32_t *out)
 {
     return PASS(bp_quant_ops, format, i, out);
 }
 WEIGHTS(bp_quant_ops, bp_raw)
-RUN(bp_quant_ops, matmul, bp_quant_matmul_args)
-RUN(bp_quant_ops, dequantize, bp_quant_dequantize_args)
+RUN(bp_quant_ops, matmul, bp_quant_matmul_args, KIT_META_NONE, false, true)
+RUN(bp_quant_ops, dequantize, bp_quant_dequantize_args, KIT_META_NONE, false, false)
 
 LAYOUTS(bp_mla_common_ops)
 WEIGHTS(bp_mla_common_ops, bp_mla_weights)
-RUN(bp_mla_common_ops, cache_write, bp_mla_cache_write_args)
-RUN(bp_mla_common_ops, cache_gather, bp_mla_cache_gather_args)
-RUN(bp_mla_common_ops, expand, bp_mla_expand_args)
-RUN(bp_mla_common_ops, absorb, bp_mla_absorb_args)
-RUN(bp_mla_common_ops, merge, bp_mla_merge_args)
+RUN(bp_mla_common_ops, cache_write, bp_mla_cache_write_args, KIT_META_COMMON, false, false)
+RUN(bp_mla_common_ops, cache_gather, bp_mla_cache_gather_args, KIT_META_PREFILL, false, false)
+RUN(bp_mla_common_ops, expand, bp_mla_expand_args, KIT_META_NONE, false, false)
+RUN(bp_mla_common_ops, absorb, bp_mla_absorb_args, KIT_META_NONE, false, false)
+RUN(bp_mla_common_ops, merge, bp_mla_merge_args, KIT_META_NONE, false, false)
 
-RUN(bp_mla_prefill_ops, plan, bp_mla_prefill_meta)
-RUN(bp_mla_prefill_ops, run, bp_mla_prefill_args)
-RUN(bp_mla_prefill_ops, run_context, bp_mla_prefill_args)
+RUN(bp_mla_prefill_ops, plan, bp_mla_prefill_meta, KIT_META_PREFILL, true, false)
+RUN(bp_mla_prefill_ops, run, bp_mla_prefill_args, KIT_META_PREFILL, false, false)
+RUN(bp_mla_prefill_ops, run_context, bp_mla_prefill_args, KIT_META_PREFILL, false, false)
 
-RUN(bp_mla_decode_ops, plan, bp_mla_decode_meta)
-RUN(bp_mla_decode_ops, run, bp_mla_decode_args)
+RUN(bp_mla_decode_ops, plan, bp_mla_decode_meta, KIT_META_DECODE, true, false)
+RUN(bp_mla_decode_ops, run, bp_mla_decode_args, KIT_META_DECODE, false, false)
 
 LAYOUTS(bp_mla_index_ops)
-RUN(bp_mla_index_ops, key_write, bp_mla_key_write_args)
-RUN(bp_mla_index_ops, select, bp_mla_select_args)
+RUN(bp_mla_index_ops, key_write, bp_mla_key_write_args, KIT_META_COMMON, false, false)
+RUN(bp_mla_index_ops, select, bp_mla_select_args, KIT_META_DECODE, false, false)
 
 WEIGHTS(bp_moe_ops, bp_moe_weights)
-RUN(bp_moe_ops, route, bp_moe_route_args)
-RUN(bp_moe_ops, run, bp_moe_run_args)
+RUN(bp_moe_ops, route, bp_moe_route_args, KIT_META_NONE, false, false)
+RUN(bp_moe_ops, run, bp_moe_run_args, KIT_META_NONE, false, false)
 
 static int32_t bp_coll_ops_comm_create(void *self, const struct bp_coll_setup *s, void **out,
                                        struct bp_error *err)
@@ -147,9 +159,9 @@ static void bp_coll_ops_comm_destroy(void *self, void *comm)
 {
     PASS(bp_coll_ops, comm_destroy, comm);
 }
-RUN(bp_coll_ops, all_reduce, bp_coll_args)
-RUN(bp_coll_ops, all_gather, bp_coll_args)
-RUN(bp_coll_ops, broadcast, bp_coll_args)
+RUN(bp_coll_ops, all_reduce, bp_coll_args, KIT_META_NONE, false, false)
+RUN(bp_coll_ops, all_gather, bp_coll_args, KIT_META_NONE, false, false)
+RUN(bp_coll_ops, broadcast, bp_coll_args, KIT_META_NONE, false, false)
 static int32_t bp_coll_ops_barrier(void *self, const struct bp_launch *l, void *comm,
                                    struct bp_error *err)
 {

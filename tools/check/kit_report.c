@@ -56,6 +56,13 @@ const char *kit_report_fact(const struct kit_report *p, const char *name, uint32
     return NULL;
 }
 
+uint32_t kit_report_count(const struct kit_report *p, const char *name)
+{
+    uint32_t n = 0;
+    while (kit_report_fact(p, name, n) != NULL) ++n;
+    return n;
+}
+
 void kit_report_free(struct kit_report *p)
 {
     free(p->records);
@@ -149,8 +156,8 @@ static void print_text(const struct kit_report *p, const struct kit_options *o)
         } else if (r->kind == KIT_NOTE) {
             (void)printf("note %s%s%s\n", r->iface, r->iface[0] != '\0' ? ": " : "", r->seen);
         } else if (r->kind == KIT_SUMS) {
-            (void)printf("stage %u %s: %u cases, %u declined\n", r->stage, r->iface, r->n[0],
-                         r->n[1]);
+            (void)printf("stage %u %s%s%s: %u cases, %u declined\n", r->stage, r->iface,
+                         r->op[0] != '\0' ? " " : "", r->op, r->n[0], r->n[1]);
         }
     }
     for (uint32_t s = 0; s < 16; ++s) {
@@ -198,7 +205,7 @@ static void print_json(const struct kit_report *p, const struct kit_options *o)
     char core[96];
     json_t *all = json_object(), *findings = json_array(), *notes = json_array();
     json_t *stages = json_array(), *levels = json_object(), *sums = json_array();
-    static const char *const facts[] = {"name", "version", "kind"};
+    static const char *const facts[] = {"name", "version", "kind", "device"};
     (void)json_object_set_new(all, "file", o->reference ? json_null() : text(o->file));
     for (size_t i = 0; i < KIT_LEN(facts); ++i) {
         const char *v = kit_report_fact(p, facts[i], 0);

@@ -171,7 +171,7 @@ const struct bp_device *kit_host_device(void)
 }
 
 bool kit_make_op(struct kit *k, struct kit_plugin *p, const char *iface,
-                 const struct bp_op_ref *inner, struct bp_op_ref *out)
+                 const struct bp_device *dev, const struct bp_op_ref *inner, struct bp_op_ref *out)
 {
     struct bp_error err = BP_ERROR_INIT;
     *out = (struct bp_op_ref){NULL, NULL};
@@ -180,12 +180,12 @@ bool kit_make_op(struct kit *k, struct kit_plugin *p, const char *iface,
         if (strcmp(e->iface, iface) != 0) continue;
         kit_at(k, "4.10", iface, "op_create", "making an op");
         kit_enter(k);
-        int32_t rc = p->desc->op_create(p->self, e, kit_host_device(), inner, inner != NULL ? 1 : 0,
-                                        out, &err);
+        int32_t rc = p->desc->op_create(p->self, e, dev, inner, inner != NULL ? 1 : 0, out, &err);
         kit_leave(k);
         err.msg[sizeof err.msg - 1] = '\0';
         if (rc == BP_DECLINED) {
-            kit_note(k, iface, "is not made on the CPU: %s", err.msg);
+            kit_note(k, iface, "is not made on %s: %s",
+                     dev->kind == BP_DEV_HOST ? "the CPU" : "the device", err.msg);
             return false;
         }
         if (rc != BP_OK)

@@ -4,8 +4,10 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "kit_device.h"
 #include "kit_rules.h"
 
 enum { TELL_EACH = 3 }; /* findings of one rule on one op; more are only counted */
@@ -120,6 +122,7 @@ void kit_sums(struct kit *k, const char *iface, uint32_t n_case, uint32_t n_decl
     struct kit_record r = {.kind = KIT_SUMS, .n = {n_case, n_declined}};
     if (k->mute) return;
     put(r.iface, sizeof r.iface, iface);
+    if (k->o->n_done != 0) (void)snprintf(r.op, sizeof r.op, "behind %u", k->o->n_done);
     send(k, &r);
 }
 
@@ -149,13 +152,41 @@ void kit_leave(struct kit *k)
     k->place->in_plugin = k->place->in_plugin - 1;
 }
 
-bool kit_skips(const struct kit *k, uint64_t seed)
+bool kit_skips(struct kit *k, uint64_t seed, const char *title)
 {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    const int64_t now = (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    if (k->until_ms == 0) k->until_ms = now + (int64_t)k->o->budget_s * 1000;
+    if (kit_device_lost(k)) return true;
+    /* The case that lost a device is not tried again in the child that goes on behind it. */
+    if (++k->n_case <= k->o->n_done) return true;
+    k->place->n_case = k->n_case;
+    if (k->o->case_part != NULL && strstr(title, k->o->case_part) == NULL) return true;
+    if (k->o->budget_s != 0 && now > k->until_ms) {
+        k->n_out_of_time++;
+        return true;
+    }
     const uint64_t every = (k->stage == 3    ? 16u
                             : k->stage == 10 ? 4u
                                              : 1u) *
                            (k->o->quick ? 8u : 1u);
     return seed % every != 0;
+}
+
+void kit_note_cut(struct kit *k, const char *iface)
+{
+    if (k->n_out_of_time != 0)
+        kit_note(k, iface, "%u cases were left out: the budget of %u s was used up",
+                 k->n_out_of_time, k->o->budget_s);
+    if (kit_device_lost(k))
+        kit_fact(k, "lost", "%u in stage %u of %s", k->place->n_case, k->stage, iface);
+}
+
+bool kit_is_partial(const struct kit *k)
+{
+    return k->o->quick || k->o->case_part != NULL || k->n_out_of_time != 0 || k->o->n_done != 0 ||
+           kit_device_lost(k);
 }
 
 const char *kit_status_name(int32_t rc)

@@ -10,6 +10,7 @@
 
 #include "kit.h"
 #include "kit_child.h"
+#include "kit_device.h"
 #include "kit_man.h"
 #include "kit_report.h"
 #include "kit_rules.h"
@@ -93,17 +94,35 @@ static int value_option(struct kit_options *o, const char *name, const char *v)
         return read_stages(v, &o->stages) ? 0 : usage("'", v, "' is no list of stages (0-6, 10)");
     if (strcmp(name, "--set") == 0)
         return read_set(o, v) ? 0 : usage("'", v, "' is no key=value, or one too many");
+    if (strcmp(name, "--case") == 0) {
+        o->case_part = v;
+        return 0;
+    }
+    if (strcmp(name, "--device-plugin") == 0) {
+        o->device_plugin = v;
+        return 0;
+    }
+    if (strcmp(name, "--gpu") == 0) {
+        if (!number(v, 1023, &n)) return usage("'", v, "' is no number of a device");
+        o->gpu = (int32_t)n;
+        return 0;
+    }
     if (strcmp(name, "--seed") == 0)
         return number(v, INT64_MAX, &o->seed) ? 0 : usage("'", v, "' is no seed");
     if (!number(v, 3600, &n) || n == 0) return usage("'", v, "' is no time in seconds");
-    o->timeout_s = (uint32_t)n;
+    if (strcmp(name, "--budget") == 0)
+        o->budget_s = (uint32_t)n;
+    else
+        o->timeout_s = (uint32_t)n;
     return 0;
 }
 
 /* -1: go on; else the exit status. */
 static int read_line(struct kit_options *o, int argc, char **argv)
 {
-    static const char *const valued[] = {"--iface", "--stage", "--set", "--seed", "--timeout"};
+    static const char *const valued[] = {"--iface",  "--stage",   "--set",
+                                         "--seed",   "--timeout", "--case",
+                                         "--budget", "--gpu",     "--device-plugin"};
     for (int i = 1; i < argc; ++i) {
         const char *a = argv[i], *name = NULL;
         for (size_t v = 0; v < KIT_LEN(valued); ++v) {
@@ -140,29 +159,86 @@ static int read_line(struct kit_options *o, int argc, char **argv)
     }
     if (o->reference == (o->file != NULL))
         return usage("give ", "the file of one plugin, or --reference", "");
+    if (o->reference && o->gpu >= 0)
+        return usage("", "--reference", " computes on the CPU, so it goes without --gpu");
+    if (o->device_plugin != NULL && o->gpu < 0)
+        return usage("", "--device-plugin", " needs --gpu N");
     return -1;
+}
+
+/* A child whose device is lost ends its grid; another goes on behind the case that lost it, a few times. */
+static void run_child(const struct kit_options *o, struct kit_report *r, size_t s,
+                      const char *iface)
+{
+    struct kit_options again = *o;
+    for (uint32_t turn = 0; turn < 8; ++turn) {
+        const uint32_t n_lost = kit_report_count(r, "lost");
+        if (!kit_child_run(&again, stages[s].stage, iface, stages[s].fn, kit_report_add, r))
+            exit(2);
+        const char *lost = kit_report_fact(r, "lost", n_lost);
+        if (lost == NULL) return;
+        again.n_done = (uint32_t)strtoul(lost, NULL, 10);
+    }
+}
+
+/* The file of the device plugin: as told, or the subject itself, or one beside it. */
+static bool find_device_plugin(struct kit_options *o, const struct kit_report *r, char *path)
+{
+    const char *iface, *slash = strrchr(o->file, '/');
+    const char *file = o->device_plugin;
+    char beside[PATH_MAX];
+    for (uint32_t i = 0; file == NULL && (iface = kit_report_fact(r, "iface", i)) != NULL; ++i) {
+        if (strcmp(iface, "bp.device") == 0) file = o->file;
+    }
+    if (file == NULL) {
+        (void)snprintf(beside, sizeof beside, "%.*s/backplane-device_cuda.so",
+                       (int)(slash - o->file), o->file);
+        file = beside;
+    }
+    if (realpath(file, path) == NULL) {
+        (void)fprintf(stderr,
+                      "backplane-check: %s, which opens the device, cannot be read; give "
+                      "--device-plugin FILE\n",
+                      file);
+        return false;
+    }
+    o->device_plugin = path;
+    return true;
+}
+
+/* Is the device there? false, with a sentence, when it is not. */
+static bool find_device(struct kit_options *o, struct kit_report *r, char *path)
+{
+    if (!find_device_plugin(o, r, path)) return false;
+    if (!kit_child_run(o, 0, "", kit_stage_device, kit_report_add, r)) return false;
+    const char *why = kit_report_fact(r, "no device", 0);
+    if (why == NULL && kit_report_fact(r, "device", 0) == NULL)
+        why = "its plugin did not come to an end";
+    if (why != NULL)
+        (void)fprintf(stderr, "backplane-check: device %d cannot be used: %s\n", o->gpu, why);
+    return why == NULL;
 }
 
 static void run_stage(const struct kit_options *o, struct kit_report *r, size_t s)
 {
     const char *iface;
     if (!stages[s].each) {
-        if (!kit_child_run(o, stages[s].stage, "", stages[s].fn, kit_report_add, r)) exit(2);
+        run_child(o, r, s, "");
         return;
     }
     for (uint32_t i = 0; (iface = kit_report_fact(r, "iface", i)) != NULL; ++i) {
         const struct kit_iface *known = kit_iface_of(iface);
         if (known == NULL || (o->iface != NULL && strcmp(o->iface, iface) != 0)) continue;
-        if (!kit_child_run(o, stages[s].stage, known->name, stages[s].fn, kit_report_add, r))
-            exit(2);
+        run_child(o, r, s, known->name);
     }
 }
 
 int main(int argc, char **argv)
 {
-    struct kit_options o = {.seed = 20240607u, .stages = UINT32_MAX, .timeout_s = KIT_TIMEOUT_S};
+    struct kit_options o = {
+        .seed = 20240607u, .stages = UINT32_MAX, .timeout_s = KIT_TIMEOUT_S, .gpu = -1};
     struct kit_report r = {0};
-    char path[PATH_MAX];
+    char path[PATH_MAX], device_path[PATH_MAX];
     struct stat st;
     int rc = read_line(&o, argc, argv);
     if (rc >= 0) return rc;
@@ -185,6 +261,10 @@ int main(int argc, char **argv)
         r.ran |= bit;
         run_stage(&o, &r, s);
         if (stages[s].stage == 1 && kit_report_fact(&r, "name", 0) == NULL) break;
+        if (stages[s].stage == 1 && o.gpu >= 0 && !find_device(&o, &r, device_path)) {
+            kit_report_free(&r);
+            return 2;
+        }
     }
     rc = kit_report_print(&r, &o);
     kit_report_free(&r);

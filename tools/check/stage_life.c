@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "kit.h"
+#include "kit_device.h"
 #include "kit_env.h"
 #include "kit_guard.h"
 #include "kit_problem.h"
@@ -50,9 +51,9 @@ static bool begin(struct life *l, struct instance *n)
         if (wrapper && l->inner[i].vt == NULL) continue;
         n->where = "op_create";
         at_op(l, n->where);
-        n->rc =
-            l->desc->op_create(n->self, kit_op_at(l->desc, i), kit_host_device(),
-                               wrapper ? &l->inner[i] : NULL, wrapper ? 1 : 0, &n->ops[i], &n->err);
+        n->rc = l->desc->op_create(
+            n->self, kit_op_at(l->desc, i), wrapper ? kit_host_device() : kit_device_of(l->k),
+            wrapper ? &l->inner[i] : NULL, wrapper ? 1 : 0, &n->ops[i], &n->err);
         if (n->rc == BP_OK) continue;
         n->ops[i] = (struct bp_op_ref){NULL, NULL};
         if (n->rc == BP_DECLINED) continue; /* not on this device */
@@ -273,7 +274,9 @@ static void odd_calls(struct life *l)
 void kit_stage_life(struct kit *k)
 {
     struct life *l = calloc(1, sizeof *l);
+    char why[300];
     if (l == NULL) return;
+    (void)kit_device_open(k, why, sizeof why);
     struct kit_settings *settings = kit_settings_take();
     l->k = k;
     l->desc = kit_descriptor(k);
@@ -283,7 +286,8 @@ void kit_stage_life(struct kit *k)
     l->n_ops = l->desc->n_ops < MAX_OPS ? l->desc->n_ops : MAX_OPS;
     if (l->desc->kind == BP_KIND_WRAPPER && kit_open_reference(k, &l->reference)) {
         for (uint32_t i = 0; i < l->n_ops; ++i)
-            (void)kit_make_op(k, &l->reference, kit_op_at(l->desc, i)->iface, NULL, &l->inner[i]);
+            (void)kit_make_op(k, &l->reference, kit_op_at(l->desc, i)->iface, kit_host_device(),
+                              NULL, &l->inner[i]);
     }
     first_close(l);
     cycles(l);

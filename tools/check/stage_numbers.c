@@ -4,10 +4,13 @@
 #include <string.h>
 
 #include "kit_bench.h"
+#include "kit_device.h"
 #include "kit_env.h"
 
 void kit_stage_numbers(struct kit *k)
 {
+    char why[300]; /* a driver may change settings when it starts; the plugin is not to blame */
+    (void)kit_device_open(k, why, sizeof why);
     struct kit_settings *settings = kit_settings_take();
     kit_iface_of(k->iface)->numbers(k);
     kit_settings_check(k, settings, "numbers");

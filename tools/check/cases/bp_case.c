@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kit_device.h"
 #include "kit_guard.h"
 
 struct bp_case_suite *bp_case_open(struct kit *k, const char *iface)
@@ -30,7 +31,8 @@ void bp_case_close(struct bp_case_suite *s)
 {
     const struct bp_case_target *t = &s->own;
     kit_sums(s->kit, s->iface, t->n_ok + t->n_failed, t->n_declined);
-    if (t->n_ok + t->n_failed == 0 && s->kit->stage == 6 && !s->kit->o->quick)
+    kit_note_cut(s->kit, s->iface);
+    if (t->n_ok + t->n_failed == 0 && s->kit->stage == 6 && !kit_is_partial(s->kit))
         (void)kit_fail(s->kit, "5.9", s->iface, "supports", NULL,
                        "all of %u problems were declined", t->n_declined);
     if (s->n_flips != 0)
@@ -128,6 +130,7 @@ bool bp_case_guards(struct kit *k, const char *iface, const char *op, const void
         return kit_fail(k, "6.10", iface, op, NULL,
                         "byte %lld of a block of %zu bytes from mem_alloc was written",
                         (long long)at, n_bytes);
+    if (!kit_device_whole(k, iface, op)) return false;
     if (h->alloc_in_call != 0) {
         unsigned long long n = h->alloc_in_call;
         h->alloc_in_call = 0;
@@ -154,7 +157,8 @@ bool bp_case_begin(struct bp_case_suite *s, struct bp_case_target *target, const
     /* A seed of its own for each case, so that one case can be run again without those before it. */
     const uint64_t seed = s->seed ^ bp_id(s->title);
     kit_rng_seed(&s->rng, seed);
-    if (kit_skips(s->kit, seed)) return false;
+    if (kit_skips(s->kit, seed, s->title)) return false;
+    kit_device_reset(s->kit->device);
     s->target = target;
     s->failed = s->has_nan = false;
     s->n_tensors = 0;

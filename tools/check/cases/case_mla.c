@@ -399,16 +399,21 @@ void case_mla_prefill(struct kit *k)
     free(s);
 }
 
-/* Who writes the cache: the plugin, if it can in a layout that its decoder takes; else the reference. */
+/* Who writes the cache: the plugin, if it can on the CPU in a layout that its decoder takes; else the reference. */
+static struct kit_plugin *writer_of(struct mla_suite *s)
+{
+    return s->kit->device == NULL && kit_offers(s->bench.subject.desc, "bp.mla.common") &&
+                   s->bench.subject.desc->kind == BP_KIND_BACKEND
+               ? &s->bench.subject
+               : &s->bench.reference;
+}
+
 static bool find_writer(struct mla_suite *s, struct mla_op *common)
 {
-    struct kit_plugin *p = kit_offers(s->bench.subject.desc, "bp.mla.common") &&
-                                   s->bench.subject.desc->kind == BP_KIND_BACKEND
-                               ? &s->bench.subject
-                               : &s->bench.reference;
+    struct kit_plugin *p = writer_of(s);
     memset(common, 0, sizeof *common);
     common->iface = "bp.mla.common";
-    return kit_make_op(s->kit, p, "bp.mla.common", NULL, &common->ref);
+    return kit_make_op(s->kit, p, "bp.mla.common", kit_host_device(), NULL, &common->ref);
 }
 
 void case_mla_decode(struct kit *k)
@@ -435,12 +440,7 @@ void case_mla_decode(struct kit *k)
             mla_case_end(s);
         }
         mla_op_done(s, &op);
-        kit_drop_op(k,
-                    kit_offers(s->bench.subject.desc, "bp.mla.common") &&
-                            s->bench.subject.desc->kind == BP_KIND_BACKEND
-                        ? &s->bench.subject
-                        : &s->bench.reference,
-                    &common.ref);
+        kit_drop_op(k, writer_of(s), &common.ref);
     }
     mla_suite_close(s);
     free(s);

@@ -8,8 +8,16 @@
 
 /* ---- bp.device ---- */
 
+/* A copy that is over when it returns. */
+static int32_t copied(const struct bp_device_ops *d, void *self, void *dst, const void *src,
+                      uint64_t n, uint32_t dir, void *stream, struct bp_error *err)
+{
+    BP_TRY(d->copy(self, dst, src, n, dir, stream, err));
+    return d->stream_sync(self, stream, err);
+}
+
 static void device_memory(struct bp_case_suite *s, const struct bp_device_ops *d, void *self,
-                          uint32_t mem)
+                          uint32_t mem, void *stream)
 {
     static const uint64_t sizes[] = {1, 3, 64, 4095, 4096, 100001};
     struct bp_error err = BP_ERROR_INIT;
@@ -23,23 +31,23 @@ static void device_memory(struct bp_case_suite *s, const struct bp_device_ops *d
             (void)bp_case_fail(s, "6.1", "alloc of %llu bytes: %s", (unsigned long long)n, err.msg);
         } else if ((uintptr_t)a % 256 != 0) {
             (void)bp_case_fail(s, "6.14", "alloc gives memory that is not 256-byte aligned");
-        } else if (d->copy(self, back, a, n, BP_COPY_D2H, NULL, &err) != BP_OK) {
+        } else if (copied(d, self, back, a, n, BP_COPY_D2H, stream, &err) != BP_OK) {
             (void)bp_case_fail(s, "6.1", "copy from the device: %s", err.msg);
         } else {
             for (uint64_t k = 0; k < n; ++k) {
                 if (back[k] != 0)
                     (void)bp_case_fail(s, "6.14", "alloc gives memory that is not zero");
             }
-            if (d->copy(self, a, in, n, BP_COPY_H2D, NULL, &err) != BP_OK ||
-                d->copy(self, b, a, n, BP_COPY_D2D, NULL, &err) != BP_OK ||
-                d->copy(self, back, b, n, BP_COPY_D2H, NULL, &err) != BP_OK)
+            if (copied(d, self, a, in, n, BP_COPY_H2D, stream, &err) != BP_OK ||
+                copied(d, self, b, a, n, BP_COPY_D2D, stream, &err) != BP_OK ||
+                copied(d, self, back, b, n, BP_COPY_D2H, stream, &err) != BP_OK)
                 (void)bp_case_fail(s, "6.1", "copy: %s", err.msg);
             else if (memcmp(in, back, n) != 0)
                 (void)bp_case_fail(s, "6.14", "%llu bytes came back changed",
                                    (unsigned long long)n);
-            if (d->fill(self, a, 0x5c, n, NULL, &err) != BP_OK ||
-                d->copy(self, back, a, n, BP_COPY_D2H, NULL, &err) != BP_OK || back[0] != 0x5c ||
-                back[n - 1] != 0x5c)
+            if (d->fill(self, a, 0x5c, n, stream, &err) != BP_OK ||
+                copied(d, self, back, a, n, BP_COPY_D2H, stream, &err) != BP_OK ||
+                back[0] != 0x5c || back[n - 1] != 0x5c)
                 (void)bp_case_fail(s, "6.14", "fill of %llu bytes: %s", (unsigned long long)n,
                                    err.msg);
         }
@@ -51,30 +59,84 @@ static void device_memory(struct bp_case_suite *s, const struct bp_device_ops *d
     free(in);
 }
 
+/* Events order two streams; a graph replays what was captured with the bytes that are there by then. */
+static void device_order(struct bp_case_suite *s, const struct bp_device_ops *d, void *self,
+                         void *stream)
+{
+    enum { BYTES = 1 << 20 };
+    struct bp_error err = BP_ERROR_INIT;
+    void *other = NULL, *from = NULL, *to = NULL, *graph = NULL, *a = NULL, *b = NULL;
+    unsigned char *back = bp_oracle_alloc(BYTES, 1);
+    double us = -1.0;
+    int32_t rc = d->stream_create(self, &other, &err);
+    if (rc == BP_OK) rc = d->event_create(self, &from, &err);
+    if (rc == BP_OK) rc = d->event_create(self, &to, &err);
+    if (rc == BP_OK) rc = d->alloc(self, BP_MEM_DEVICE, BYTES, &a, &err);
+    if (rc == BP_OK) rc = d->alloc(self, BP_MEM_DEVICE, BYTES, &b, &err);
+    if (rc == BP_OK) rc = d->event_record(self, from, stream, &err);
+    for (int i = 0; rc == BP_OK && i < 64; ++i)
+        rc = d->fill(self, a, (uint8_t)i, BYTES, stream, &err);
+    if (rc == BP_OK) rc = d->event_record(self, to, stream, &err);
+    if (rc == BP_OK) rc = d->event_wait(self, to, other, &err);
+    if (rc == BP_OK) rc = copied(d, self, back, a, BYTES, BP_COPY_D2H, other, &err);
+    if (rc == BP_OK) rc = d->event_elapsed_us(self, from, to, &us, &err);
+    if (rc != BP_OK)
+        (void)bp_case_fail(s, "6.1", "streams and events: %s: %s", kit_status_name(rc), err.msg);
+    else if (back[0] != 63 || back[BYTES - 1] != 63)
+        (void)bp_case_fail(s, "6.14", "a stream that waits for an event does not wait");
+    else if (!(us >= 0.0 && us < 1e7))
+        (void)bp_case_fail(s, "6.14", "event_elapsed_us gives %g", us);
+    if (!s->failed && (rc = d->graph_begin(self, stream, &err)) == BP_OK) {
+        rc = d->copy(self, b, a, BYTES, BP_COPY_D2D, stream, &err);
+        int32_t rc2 = d->graph_end(self, stream, &graph, &err);
+        if (rc == BP_OK) rc = rc2;
+        if (rc == BP_OK) rc = d->fill(self, a, 0x77, BYTES, stream, &err);
+        if (rc == BP_OK) rc = d->graph_launch(self, graph, stream, &err);
+        if (rc == BP_OK) rc = copied(d, self, back, b, BYTES, BP_COPY_D2H, stream, &err);
+        if (rc != BP_OK)
+            (void)bp_case_fail(s, "6.1", "graphs: %s: %s", kit_status_name(rc), err.msg);
+        else if (back[0] != 0x77 || back[BYTES - 1] != 0x77)
+            (void)bp_case_fail(s, "6.14", "a replayed graph copies what was there at its capture");
+    } else if (rc != BP_OK && rc != BP_DECLINED) {
+        (void)bp_case_fail(s, "6.1", "graph_begin: %s: %s", kit_status_name(rc), err.msg);
+    }
+    d->graph_destroy(self, graph);
+    d->free(self, BP_MEM_DEVICE, a);
+    d->free(self, BP_MEM_DEVICE, b);
+    d->event_destroy(self, from);
+    d->event_destroy(self, to);
+    d->stream_destroy(self, other);
+    free(back);
+}
+
 void case_device(struct kit *k)
 {
     const struct bp_device_problem p = {.h = BP_HDR(struct bp_device_problem, ordinal),
-                                        .kind = BP_DEV_HOST};
+                                        .kind = k->o->gpu >= 0 ? BP_DEV_CUDA : BP_DEV_HOST,
+                                        .ordinal = k->o->gpu >= 0 ? k->o->gpu : 0};
     struct bp_case_suite *s = k->stage == 10 ? NULL : bp_case_open(k, "bp.device");
     struct bp_error err = BP_ERROR_INIT;
     if (s == NULL) return;
     const struct bp_device_ops *d = (const struct bp_device_ops *)(const void *)s->own.op.vt;
     void *self = s->own.op.self, *stream = NULL;
-    if (bp_case_begin(s, &s->own, &p, "memory of the host")) {
+    if (bp_case_begin(s, &s->own, &p,
+                      p.kind == BP_DEV_HOST ? "memory of the host" : "memory of the device")) {
         struct bp_device props = {.h = BP_HDR(struct bp_device, name)};
         uint64_t free_bytes = 0, total = 0;
-        if (d->props(self, &props, &err) != BP_OK || props.kind != BP_DEV_HOST)
+        if (d->props(self, &props, &err) != BP_OK || props.kind != p.kind)
             (void)bp_case_fail(s, "6.1", "props: %s", err.msg);
         if (d->mem_info(self, &free_bytes, &total, &err) != BP_OK || free_bytes > total ||
             total == 0)
             (void)bp_case_fail(s, "6.1", "mem_info: %llu of %llu bytes free",
                                (unsigned long long)free_bytes, (unsigned long long)total);
-        for (uint32_t mem = BP_MEM_DEVICE; mem <= BP_MEM_PINNED; ++mem)
-            device_memory(s, d, self, mem);
         if (d->stream_create(self, &stream, &err) != BP_OK ||
             d->stream_sync(self, stream, &err) != BP_OK)
             (void)bp_case_fail(s, "6.1", "stream: %s", err.msg);
+        for (uint32_t mem = BP_MEM_DEVICE; mem <= BP_MEM_PINNED; ++mem)
+            device_memory(s, d, self, mem, stream);
+        if (p.kind != BP_DEV_HOST && !s->failed) device_order(s, d, self, stream);
         d->stream_destroy(self, stream);
+        d->stream_destroy(self, NULL);
         bp_case_end(s);
     }
     bp_case_close(s);

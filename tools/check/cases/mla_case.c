@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "backplane/sdk_tensor.h"
+#include "kit_device.h"
 #include "kit_guard.h"
 
 bool mla_suite_open(struct mla_suite *s, struct kit *k, const char *iface)
@@ -52,7 +53,8 @@ bool mla_begin(struct mla_suite *s)
     const uint64_t seed = s->kit->o->seed ^ bp_id(s->label);
     kit_rng_seed(&s->rng, seed);
     s->failed = s->has_nan = false;
-    return !kit_skips(s->kit, seed);
+    kit_device_reset(s->kit->device);
+    return !kit_skips(s->kit, seed, s->label);
 }
 
 static void tell_claim(struct mla_suite *s, const struct mla_op *op)
@@ -93,10 +95,11 @@ bool mla_ask(struct mla_suite *s, struct mla_op *op, const struct bp_mla_problem
 void mla_op_done(struct mla_suite *s, const struct mla_op *op)
 {
     kit_sums(s->kit, op->iface, s->n_case, s->n_declined);
+    kit_note_cut(s->kit, op->iface);
     if (s->n_stopped != 0)
         kit_note(s->kit, op->iface,
                  "%u calls whose outputs are not finite were stopped by the wrapper", s->n_stopped);
-    if (op->n_served == 0 && s->kit->stage == 6 && !s->kit->o->quick)
+    if (op->n_served == 0 && s->kit->stage == 6 && !kit_is_partial(s->kit))
         (void)kit_fail(s->kit, "5.9", op->iface, "supports", NULL,
                        "all of %u problems were declined", op->n_asked);
 }
