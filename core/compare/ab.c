@@ -153,15 +153,22 @@ static int coarseness(const char *dtype)
     return strcmp(dtype, "bf16") == 0 ? 2 : strcmp(dtype, "f16") == 0 ? 1 : 0;
 }
 
+/* What a side rounds its activations to. */
+static int rounding(const struct bp_session *s, const struct bp_config *c)
+{
+    const int round = coarseness(round_of(c)), act = coarseness(bp_session_act_dtype(s));
+    return act > round ? act : round;
+}
+
 void bpi_ab_settle_precision(struct bpi_ab_run *r)
 {
     static const char *const names[] = {"f32", "f16", "bf16"};
     static const char *const rounds[] = {"none", "f16", "bf16"};
     static const double units[] = {0x1p-24, 0x1p-12, 0x1p-9};
-    int kv = coarseness(bp_ab_kv_dtype(r->ab, 0)), round = coarseness(round_of(r->p->a.config));
+    int kv = coarseness(bp_ab_kv_dtype(r->ab, 0)), round = rounding(r->a, r->p->a.config);
     if (r->p->golden == NULL) {
         const int kv_b = coarseness(bp_ab_kv_dtype(r->ab, 1));
-        const int round_b = coarseness(round_of(r->p->b.config));
+        const int round_b = rounding(r->b, r->p->b.config);
         kv = kv_b > kv ? kv_b : kv;
         round = round_b > round ? round_b : round;
     }

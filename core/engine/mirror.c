@@ -45,12 +45,6 @@ static int32_t list_ports(const char *iface, uint32_t number, const void *args, 
     return BP_E_ARG;
 }
 
-static int32_t sync_device(struct bp_session *s, struct bp_error *err)
-{
-    if (s->device.kind == BP_DEV_HOST) return BP_OK;
-    return bpi_session_sync(s, err);
-}
-
 int32_t bpi_watch_before(struct bp_session *s, const struct bpi_bound *op, const char *fn,
                          uint32_t number, const struct bp_launch *l, const void *args,
                          size_t n_bytes, struct bp_error *err)
@@ -73,8 +67,7 @@ int32_t bpi_watch_before(struct bp_session *s, const struct bpi_bound *op, const
     bpi_call_name(s, c, w->site, sizeof(w->site));
     bpi_call_cost(s, c);
     w->rc = w->w->before != NULL ? w->w->before(w->w->ctx, c, err) : BP_OK;
-    if (w->rc == BP_OK) w->rc = sync_device(s, err);
-    w->start_ns = bpi_now_ns();
+    if (w->rc == BP_OK) w->rc = bpi_time_begin(s, op, err);
     return w->rc;
 }
 
@@ -82,8 +75,7 @@ int32_t bpi_watch_after(struct bp_session *s, int32_t rc, struct bp_error *err)
 {
     struct bpi_watcher *w = s->watcher;
     if (rc != BP_OK) return rc;
-    BP_TRY(sync_device(s, err));
-    w->call.us = (double)(bpi_now_ns() - w->start_ns) * 1e-3;
+    BP_TRY(bpi_time_end(s, w->call.bound, &w->call.us, err));
     return w->w->after != NULL ? w->w->after(w->w->ctx, &w->call, err) : BP_OK;
 }
 
@@ -548,9 +540,9 @@ int32_t bpi_mirror_run(struct bp_session *a, struct bp_session *b, const struct 
     BP_TRY(other_args(a, b, c, &u, err));
     struct bp_launch launch = bpi_step_launch(b, op, c->layer);
     BP_TRY(plan(b, op, c, &launch, &u, err));
-    BP_TRY(sync_device(b, err));
-    const uint64_t start = bpi_now_ns();
+    double took;
     int32_t rc;
+    BP_TRY(bpi_time_begin(b, op, err));
     if (strcmp(c->slot, "quant") == 0)
         rc = run_matmul(a, b, c, &u.matmul, err);
     else if (strcmp(c->slot, "dense") == 0)
@@ -560,7 +552,7 @@ int32_t bpi_mirror_run(struct bp_session *a, struct bp_session *b, const struct 
     else
         rc = run_rest(b, op, c, &launch, &u, err);
     BP_TRY(rc);
-    BP_TRY(sync_device(b, err));
-    if (us != NULL) *us = (double)(bpi_now_ns() - start) * 1e-3;
+    BP_TRY(bpi_time_end(b, op, &took, err));
+    if (us != NULL) *us = took;
     return BP_OK;
 }

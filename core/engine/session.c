@@ -213,6 +213,7 @@ void bp_session_close(struct bp_session *s)
         (void)bpi_session_sync(s, err);
     }
     bpi_session_release(s);
+    if (s->device_op != NULL) bpi_time_close(s);
     if (s->comm != NULL) BPI_CALL(s->coll, bp_coll_ops, comm_destroy, s->comm);
     if (s->device_op != NULL) bpi_session_free_all(s);
     if (s->stream != NULL) BPI_CALL(s->device_op, bp_device_ops, stream_destroy, s->stream);

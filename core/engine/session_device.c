@@ -181,6 +181,11 @@ static int32_t resolve_act(struct bp_session *s, uint32_t *act, struct bp_error 
     }
     s->act_why[0] = '\0';
     if (strcmp(asked, "auto") != 0) return BP_OK;
+    if (s->lender != NULL) {
+        *act = s->lender->act;
+        snprintf(s->act_why, sizeof(s->act_why), "as the tensors that it gets from the other side");
+        return BP_OK;
+    }
     if (s->device_problem.kind == BP_DEV_HOST) {
         snprintf(s->act_why, sizeof(s->act_why), "the host computes in f32");
         return BP_OK;

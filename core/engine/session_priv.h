@@ -286,6 +286,8 @@ struct bp_session {
     atomic_int interrupted;
     struct bpi_carry *carry; /* NULL: every op computes on the device */
     struct bpi_watcher *watcher; /* NULL: nobody looks at the calls of a step */
+    void *timer[2];              /* events around a timed call, made at the first one */
+    uint64_t timer_ns;           /* the same by the clock */
     struct bp_device host;   /* for launches of those that do not */
     void *host_scratch;
 };
@@ -324,6 +326,13 @@ int32_t bpi_carry_out(struct bp_session *s, int32_t rc, struct bp_error *err);
 const struct bp_mla_prefill_meta *bpi_carry_prefill(struct bp_session *s, const struct bp_mla_prefill_meta *m);
 const struct bp_mla_decode_meta *bpi_carry_decode(struct bp_session *s, const struct bp_mla_decode_meta *m);
 
+/* ---- mirror_time.c ---- */
+/* Microseconds of a call, from what was put on the stream before to its own end: by events where the op computes on the
+ * device, else by the clock. */
+int32_t bpi_time_begin(struct bp_session *s, const struct bpi_bound *op, struct bp_error *err);
+int32_t bpi_time_end(struct bp_session *s, const struct bpi_bound *op, double *us, struct bp_error *err);
+void bpi_time_close(struct bp_session *s);
+
 /* ---- mirror_weights.c ---- */
 /* How many bytes of weights a mirror may keep beyond their layer; nothing for other sessions. */
 int32_t bpi_mirror_budget(struct bp_session *b, struct bp_error *err);
@@ -333,7 +342,6 @@ struct bpi_watcher {
     const struct bpi_watch *w;
     struct bpi_call call;
     char site[48]; /* tap of the last product: what add and silu_mul complete */
-    uint64_t start_ns;
     int32_t rc;
 };
 int32_t bpi_watch_before(struct bp_session *s, const struct bpi_bound *op, const char *fn, uint32_t number,
