@@ -1,0 +1,215 @@
+/* moe_chunk.cuh - how a thread reads 32 weights of a row: the chunk. A chunk is two runs of 16 columns, chosen such that
+ * the bytes of one chunk lie together and lanes with consecutive chunks read consecutive addresses, 16 bytes at a time.
+ * Each run has one scale d and one offset m: weight = d * q + m, with q a small whole number.
+ * Rows of Q6_K are split into planes [low 4 bits][high 2 bits][scales][d], rows of Q8_0 into [quants][d]: in the file
+ * their blocks are not a multiple of 4 bytes long.
+ * Source: block layouts as core/block states them. SPDX-License-Identifier: MIT */
+#ifndef MOE_CHUNK_CUH
+#define MOE_CHUNK_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "backplane/types.h"
+
+namespace moe
+{
+
+__device__ __forceinline__ uint4 load16(const uint8_t *p)
+{
+    return __ldg(reinterpret_cast<const uint4 *>(p));
+}
+
+__device__ __forceinline__ float half_of(uint32_t bits)
+{
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+/* Byte k of v plus bias, where bias is what 2^23 + byte stands for: exact for bytes. */
+template <int K> __device__ __forceinline__ float byte_float(uint32_t v, float bias)
+{
+    return __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440u + K)) - bias;
+}
+
+__device__ __forceinline__ void bytes4(float *q, uint32_t v, float bias)
+{
+    q[0] = byte_float<0>(v, bias);
+    q[1] = byte_float<1>(v, bias);
+    q[2] = byte_float<2>(v, bias);
+    q[3] = byte_float<3>(v, bias);
+}
+
+constexpr float PLAIN = 8388608.0f; /* 2^23 */
+
+__device__ __forceinline__ uint32_t word_of(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+/* What unpack() gives: q[0..15] of the first run, q[16..31] of the second. */
+struct Runs {
+    float q[32], d[2], m[2];
+};
+
+template <uint32_t TYPE> struct Chunk; /* load(row, cols, chunk), unpack(Runs &), column(chunk, run) */
+
+/* Scales of Q4_K and Q5_K: 6 bits each for the 8 sub-blocks; this chunk has sub-blocks 2g and 2g + 1. */
+__device__ __forceinline__ void scales_k(const uint4 &head, int chunk, Runs &r)
+{
+    const int g = (chunk >> 1) & 3, shift = (g & 1) * 16;
+    const uint32_t a = head.y, b = head.z, c = head.w;
+    const uint32_t sc = g < 2 ? a & 0x3f3f3f3fu : (c & 0x0f0f0f0fu) | ((a >> 2) & 0x30303030u);
+    const uint32_t mn = g < 2 ? b & 0x3f3f3f3fu : ((c >> 4) & 0x0f0f0f0fu) | ((b >> 2) & 0x30303030u);
+    const float d = half_of(head.x & 0xffffu), low = half_of(head.x >> 16);
+    r.d[0] = d * byte_float<0>(sc >> shift, PLAIN);
+    r.d[1] = d * byte_float<1>(sc >> shift, PLAIN);
+    r.m[0] = -(low * byte_float<0>(mn >> shift, PLAIN));
+    r.m[1] = -(low * byte_float<1>(mn >> shift, PLAIN));
+}
+
+template <> struct Chunk<BP_GGUF_Q4_K> {
+    static constexpr bool OFFSET = true;
+    uint4 head, q;
+    static __device__ __forceinline__ int column(int chunk, int run)
+    {
+        return (chunk >> 1) * 64 + (chunk & 1) * 16 + run * 32;
+    }
+    __device__ __forceinline__ void load(const uint8_t *row, int cols, int chunk)
+    {
+        (void)cols;
+        const uint8_t *block = row + static_cast<int64_t>(chunk >> 3) * 144;
+        head = load16(block);
+        q = load16(block + 16 + (chunk & 7) * 16);
+    }
+    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    {
+        scales_k(head, chunk, r);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t w = word_of(q, i);
+            bytes4(r.q + 4 * i, w & 0x0f0f0f0fu, PLAIN);
+            bytes4(r.q + 16 + 4 * i, (w >> 4) & 0x0f0f0f0fu, PLAIN);
+        }
+    }
+};
+
+template <> struct Chunk<BP_GGUF_Q5_K> {
+    static constexpr bool OFFSET = true;
+    uint4 head, high, q;
+    static __device__ __forceinline__ int column(int chunk, int run)
+    {
+        return Chunk<BP_GGUF_Q4_K>::column(chunk, run);
+    }
+    __device__ __forceinline__ void load(const uint8_t *row, int cols, int chunk)
+    {
+        (void)cols;
+        const uint8_t *block = row + static_cast<int64_t>(chunk >> 3) * 176;
+        head = load16(block);
+        high = load16(block + 16 + (chunk & 1) * 16);
+        q = load16(block + 48 + (chunk & 7) * 16);
+    }
+    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    {
+        const int bit = ((chunk >> 1) & 3) * 2;
+        scales_k(head, chunk, r);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t w = word_of(q, i), h = word_of(high, i) >> bit;
+            bytes4(r.q + 4 * i, (w & 0x0f0f0f0fu) | ((h & 0x01010101u) << 4), PLAIN);
+            bytes4(r.q + 16 + 4 * i, ((w >> 4) & 0x0f0f0f0fu) | ((h & 0x02020202u) << 3), PLAIN);
+        }
+    }
+};
+
+template <> struct Chunk<BP_GGUF_Q6_K> {
+    static constexpr bool OFFSET = false;
+    uint4 low, high;
+    uint32_t scale; /* two signed bytes, and d above them */
+    static __device__ __forceinline__ int column(int chunk, int run)
+    {
+        return (chunk >> 2) * 128 + (chunk & 3) * 16 + run * 64;
+    }
+    __device__ __forceinline__ void load(const uint8_t *row, int cols, int chunk)
+    {
+        const int64_t n_block = cols >> 8, block = chunk >> 3;
+        const uint8_t *highs = row + n_block * 128, *scales = highs + n_block * 64, *ds = scales + n_block * 16;
+        low = load16(row + static_cast<int64_t>(chunk) * 16);
+        high = load16(highs + block * 64 + ((chunk >> 2) & 1) * 32 + (chunk & 1) * 16);
+        const uint8_t *s = scales + block * 16 + ((chunk >> 2) & 1) * 8 + (chunk & 3);
+        scale = static_cast<uint32_t>(__ldg(s)) | static_cast<uint32_t>(__ldg(s + 4)) << 8 |
+                static_cast<uint32_t>(__ldg(reinterpret_cast<const unsigned short *>(ds + block * 2))) << 16;
+    }
+    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    {
+        const int shift = (chunk & 2);
+        const float d = half_of(scale >> 16);
+        r.d[0] = d * byte_float<0>(scale ^ 0x80u, PLAIN + 128.0f);
+        r.d[1] = d * byte_float<1>(scale ^ 0x8000u, PLAIN + 128.0f);
+        r.m[0] = r.m[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t w = word_of(low, i), h = word_of(high, i) >> shift;
+            bytes4(r.q + 4 * i, (w & 0x0f0f0f0fu) | ((h & 0x03030303u) << 4), PLAIN + 32.0f);
+            bytes4(r.q + 16 + 4 * i, ((w >> 4) & 0x0f0f0f0fu) | (h & 0x30303030u), PLAIN + 32.0f);
+        }
+    }
+};
+
+template <> struct Chunk<BP_GGUF_Q8_0> {
+    static constexpr bool OFFSET = false;
+    uint4 a, b;
+    uint32_t scale;
+    static __device__ __forceinline__ int column(int chunk, int run)
+    {
+        return chunk * 32 + run * 16;
+    }
+    __device__ __forceinline__ void load(const uint8_t *row, int cols, int chunk)
+    {
+        const uint8_t *q = row + static_cast<int64_t>(chunk) * 32;
+        a = load16(q);
+        b = load16(q + 16);
+        scale = __ldg(reinterpret_cast<const unsigned short *>(row + cols) + chunk);
+    }
+    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    {
+        (void)chunk;
+        r.d[0] = r.d[1] = half_of(scale);
+        r.m[0] = r.m[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            bytes4(r.q + 4 * i, word_of(a, i) ^ 0x80808080u, PLAIN + 128.0f);
+            bytes4(r.q + 16 + 4 * i, word_of(b, i) ^ 0x80808080u, PLAIN + 128.0f);
+        }
+    }
+};
+
+template <> struct Chunk<BP_GGUF_BF16> {
+    static constexpr bool OFFSET = false;
+    uint4 v[4];
+    static __device__ __forceinline__ int column(int chunk, int run)
+    {
+        return chunk * 32 + run * 16;
+    }
+    __device__ __forceinline__ void load(const uint8_t *row, int cols, int chunk)
+    {
+        (void)cols;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = load16(row + static_cast<int64_t>(chunk) * 64 + i * 16);
+    }
+    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    {
+        (void)chunk;
+        r.d[0] = r.d[1] = 1.0f;
+        r.m[0] = r.m[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const uint32_t w = word_of(v[i / 4], i % 4);
+            r.q[2 * i] = __uint_as_float(w << 16);
+            r.q[2 * i + 1] = __uint_as_float(w & 0xffff0000u);
+        }
+    }
+};
+
+} // namespace moe
+#endif
