@@ -22,7 +22,7 @@ static int n_blocks, n_copies;
 /* Streams, by the instance (one a session) that made them. */
 enum { MAX_DEVS = 64 };
 static struct dev {
-    int n_streams; /* alive */
+    int n_streams, n_events; /* alive */
 } devs[MAX_DEVS];
 struct dev_stream {
     const struct dev *owner; /* NULL: destroyed */
@@ -197,6 +197,40 @@ static void dev_stream_destroy(void *self, void *stream)
     d->n_streams--;
 }
 
+/* Events hold the time of the host's clock at which they were recorded; nothing runs behind its back. */
+static int32_t dev_event_create(void *self, void **out, struct bp_error *err)
+{
+    uint64_t *ns = calloc(1, sizeof *ns);
+    (void)err;
+    ck_assert_ptr_nonnull(ns);
+    ((struct dev *)self)->n_events++;
+    *out = ns;
+    return BP_OK;
+}
+static void dev_event_destroy(void *self, void *event)
+{
+    if (event == NULL) return;
+    ((struct dev *)self)->n_events--;
+    free(event);
+}
+static int32_t dev_event_record(void *self, void *event, void *stream, struct bp_error *err)
+{
+    check_stream(self, stream);
+    (void)err;
+    *(uint64_t *)event = bpi_now_ns();
+    return BP_OK;
+}
+static int32_t dev_event_elapsed_us(void *self, void *from, void *to, double *out,
+                                    struct bp_error *err)
+{
+    const uint64_t a = *(const uint64_t *)from, b = *(const uint64_t *)to;
+    (void)self;
+    (void)err;
+    ck_assert(a != 0 && b >= a); /* both were recorded */
+    *out = (double)(b - a) * 1e-3;
+    return BP_OK;
+}
+
 static struct bp_device_ops dev_ops;
 static const struct bp_op_entry dev_entry = {"bp.device", "fake", BP_ABI_MAJOR, BP_ABI_MINOR, 0, 0};
 static struct bp_plugin_desc dev_desc;
@@ -213,6 +247,7 @@ static void dev_close(void *plugin)
 {
     const struct dev *d = plugin;
     ck_assert_int_eq(d->n_streams, 0);
+    ck_assert_int_eq(d->n_events, 0);
 }
 static int32_t dev_create(void *plugin, const struct bp_op_entry *e, const struct bp_device *dev,
                           const struct bp_op_ref *inner, uint32_t n, struct bp_op_ref *out,
@@ -250,6 +285,10 @@ static const struct bp_plugin_desc *dev_query(const struct bp_query *q)
     dev_ops.stream_create = dev_stream_create;
     dev_ops.stream_destroy = dev_stream_destroy;
     dev_ops.stream_sync = dev_sync;
+    dev_ops.event_create = dev_event_create;
+    dev_ops.event_destroy = dev_event_destroy;
+    dev_ops.event_record = dev_event_record;
+    dev_ops.event_elapsed_us = dev_event_elapsed_us;
     dev_desc = *ref;
     dev_desc.name = "fakedev";
     dev_desc.cfg = NULL;
