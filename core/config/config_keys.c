@@ -27,6 +27,9 @@ static const struct bpi_config_key keys[] = {
              "Element type of what one op hands to the next; residual, norms, router, softmax and logits are f32 in any "
              "case. auto = f32 on the host; on a GPU bf16 when all who compute there take it, else f32. f16 overflows "
              "above 65504, which stops the sequence with an error."),
+    KEY_ENUM("engine", "graph", "auto", "auto|off|on",
+             "Steps of single new tokens on a device as one captured graph: auto = where all ops of the step can be captured; "
+             "on = an op that cannot be is an error that names it; off = never. The results are the same bits."),
     KEY_INT("engine", "threads", "auto", "auto", 1, 1024,
             "Worker threads of the CPU backends. auto = as many as this process may use cores."),
     KEY_INT("engine", "ctx", "auto", "auto", 1, 4194304,

@@ -160,6 +160,7 @@ static int32_t open_session(struct bp_model *m, const struct bp_config *cfg,
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_prepare(s, err), fail);
     BP_TRY_GOTO(rc, bpi_carry_create(s, err), fail);
+    BP_TRY_GOTO(rc, bpi_graphs_create(s, err), fail);
     BP_TRY_GOTO(rc, bpi_mirror_budget(s, err), fail);
     BP_TRY_GOTO(rc, bpi_gguf_check_files(bpi_model_gguf(m->m), err), fail);
     BP_TRY_GOTO(rc, bpi_session_progress(s, 1.0, "ready", err), fail);
@@ -212,6 +213,7 @@ void bp_session_close(struct bp_session *s)
         struct bp_error ignored = BP_ERROR_INIT, *err = &ignored;
         (void)bpi_session_sync(s, err);
     }
+    bpi_graphs_destroy(s);
     bpi_session_release(s);
     if (s->device_op != NULL) bpi_time_close(s);
     if (s->comm != NULL) BPI_CALL(s->coll, bp_coll_ops, comm_destroy, s->comm);

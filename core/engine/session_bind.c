@@ -95,6 +95,11 @@ static void grow_workspace(struct bp_workspace *ws, const struct bp_workspace *m
     ws->persistent_zeroed |= more->persistent_zeroed;
 }
 
+static void note_capture(struct bpi_bound *op, const struct bp_verdict *v)
+{
+    if (v->capture < op->capture) op->capture = v->capture;
+}
+
 int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, const char *provider,
                           bool on_host, const void *problem, struct bpi_bound **out,
                           struct bp_workspace *out_ws, struct bp_error *err)
@@ -119,6 +124,7 @@ int32_t bpi_session_bound(struct bp_session *s, const struct bp_op_ref *ref, con
                                 .ref = *ref,
                                 .provider = provider,
                                 .on_host = on_host,
+                                .capture = BP_CAPTURE_ANY,
                                 .ws = {.align = 64}};
         s->n_bound++;
     }
@@ -179,6 +185,7 @@ int32_t bpi_session_settle(struct bp_session *s, struct bpi_question *q, struct 
     BP_TRY(bpi_session_bound(s, &q->ref, provider, q->cands[q->chosen].on_host != 0, q->problem,
                              out, &ws, err));
     BP_TRY(note_answers(s, q, (int32_t)q->chosen, &ws, err));
+    note_capture(*out, &q->cands[q->chosen].verdict);
     bpi_session_note_carried(s, q);
     if (!s->quiet)
         bpi_loader_tell(s->loader, slot_table[q->slot].slot, q->layer, q->cands, q->n_cands,
@@ -298,6 +305,7 @@ static int32_t ask_form(struct bp_session *s, struct bpi_bound *op,
     *out = s->cands[0].verdict.level != BP_V_NO;
     if (!*out) return BP_OK;
     struct bpi_bound *same;
+    note_capture(op, &s->cands[0].verdict);
     return bpi_session_bound(s, &op->ref, op->provider, op->on_host, p, &same, NULL, err);
 }
 
@@ -442,6 +450,7 @@ static int32_t bind_moe(struct bp_session *s, uint32_t il, struct bp_error *err)
         return rc;
     }
     s->layers[il].moe = run;
+    note_capture(run, &s->cands[0].verdict);
     struct bpi_bound *same;
     return bpi_session_bound(s, &run->ref, run->provider, run->on_host, &p, &same, NULL, err);
 }

@@ -41,6 +41,7 @@ struct bpi_bound {
     struct bp_op_ref ref;        /* the same op behind one self: for questions, and as its identity */
     const char *provider;
     bool on_host;           /* computes on the host although the device is another: session_carry.c */
+    uint32_t capture;       /* the least over the problems it was bound for: enum bp_capture */
     struct bp_workspace ws; /* maximum over the problems it was bound for */
     void *persistent, *plan, *pinned;
     const void *planned_meta; /* what plan() last saw */
@@ -289,6 +290,8 @@ struct bp_session {
     void *timer[2];              /* events around a timed call, made at the first one */
     uint64_t timer_ns;           /* the same by the clock */
     struct bp_device host;   /* for launches of those that do not */
+    struct bpi_graphs *graphs; /* NULL: steps are never captured */
+    bool capturing;            /* launches go into a graph */
     void *host_scratch;
 };
 
@@ -433,6 +436,9 @@ int32_t bpi_step_build(struct bp_session *s, const struct bp_step_item *items, u
                        struct bp_error *err);
 uint64_t bpi_step_meta_bytes(const struct bp_session *s); /* staging for the largest step */
 int32_t bpi_step_forward(struct bp_session *s, struct bp_error *err);
+/* Its two halves: everything up to the logits on the device, and bringing them to the host. */
+int32_t bpi_step_compute(struct bp_session *s, struct bp_error *err);
+int32_t bpi_step_finish(struct bp_session *s, struct bp_error *err);
 int32_t bpi_step_attention(struct bp_session *s, uint32_t layer, struct bp_error *err);
 int32_t bpi_step_ffn(struct bp_session *s, uint32_t layer, struct bp_error *err);
 /* Each has a correlation id of its own. */
@@ -461,6 +467,15 @@ int32_t bpi_step_plan_decode(struct bp_session *s, struct bpi_bound *op, const s
                              struct bp_error *err);
 int32_t bpi_step_plan_prefill(struct bp_session *s, struct bpi_bound *op, const struct bp_launch *launch,
                               const struct bp_mla_prefill_meta *m, struct bp_error *err);
+
+/* ---- step_graph.c: steps of decode rows as captured graphs ---- */
+/* Can this session capture at all? With engine.graph = on it is an error when it cannot. After binding. */
+int32_t bpi_graphs_create(struct bp_session *s, struct bp_error *err);
+void bpi_graphs_destroy(struct bp_session *s);
+/* The step as a graph if it may be one, else as bpi_step_forward(). */
+int32_t bpi_step_run(struct bp_session *s, struct bp_error *err);
+/* The bound that stands for the longest of the step's contexts: the same for all lengths of a bucket. */
+uint32_t bpi_graph_max_kv(const struct bp_session *s, uint32_t max_kv);
 
 /* ---- tap.c ---- */
 static inline bool bpi_tap_on(const struct bp_session *s, uint32_t tap, int32_t layer)

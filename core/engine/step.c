@@ -178,7 +178,13 @@ static int32_t head(struct bp_session *s, struct bp_error *err)
     }
     struct bp_tensor x = bpi_t2(s->x_rows, BP_DT_F32, st->n_logits, s->hp->n_embd);
     struct bp_tensor y = bpi_t2(s->logits, BP_DT_F32, st->n_logits, s->hp->n_vocab);
-    BP_TRY(bpi_site_run(s, &s->head, s->dense, -1, &x, s->output_norm, &y, NULL, err));
+    return bpi_site_run(s, &s->head, s->dense, -1, &x, s->output_norm, &y, NULL, err);
+}
+
+int32_t bpi_step_finish(struct bp_session *s, struct bp_error *err)
+{
+    const struct bpi_step *st = &s->step;
+    struct bp_tensor y = bpi_t2(s->logits_host, BP_DT_F32, st->n_logits, s->hp->n_vocab);
     if (s->logits_host != s->logits) {
         BP_TRY(bpi_session_copy(s, s->logits_host, s->logits,
                                 (uint64_t)st->n_logits * s->hp->n_vocab * sizeof(float),
@@ -190,13 +196,13 @@ static int32_t head(struct bp_session *s, struct bp_error *err)
 
 int32_t bpi_step_interrupted(struct bp_session *s, uint32_t layer, struct bp_error *err)
 {
-    if (!atomic_load_explicit(&s->interrupted, memory_order_relaxed)) return BP_OK;
+    if (s->capturing || !atomic_load_explicit(&s->interrupted, memory_order_relaxed)) return BP_OK;
     atomic_store(&s->interrupted, 0);
     return bpi_fail(err, BP_E_ABORTED, "engine", NULL,
                     "the step was stopped on request at layer %u", layer);
 }
 
-int32_t bpi_step_forward(struct bp_session *s, struct bp_error *err)
+int32_t bpi_step_compute(struct bp_session *s, struct bp_error *err)
 {
     BP_TRY(embed(s, err));
     for (uint32_t il = 0; il < s->n_layer; ++il) {
@@ -206,6 +212,12 @@ int32_t bpi_step_forward(struct bp_session *s, struct bp_error *err)
         BP_TRY(bpi_step_ffn(s, il, err));
     }
     return head(s, err);
+}
+
+int32_t bpi_step_forward(struct bp_session *s, struct bp_error *err)
+{
+    BP_TRY(bpi_step_compute(s, err));
+    return bpi_step_finish(s, err);
 }
 
 /* ---- NaN guard ---- */
@@ -303,7 +315,7 @@ int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, 
     if (s->step.n_tok == 0) return BP_OK;
     memset(s->bad_row, 0, s->step.n_tok);
     BP_TRY_GOTO(rc, check_files(s, err), fail);
-    BP_TRY_GOTO(rc, bpi_step_forward(s, err), fail);
+    BP_TRY_GOTO(rc, bpi_step_run(s, err), fail);
     BP_TRY_GOTO(rc, check_files(s, err), fail);
     if (find_bad_rows(s)) return numeric_failure(s, items, err);
     return BP_OK;

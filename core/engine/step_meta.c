@@ -234,6 +234,8 @@ int32_t bpi_step_build(struct bp_session *s, const struct bp_step_item *items, u
     st->decode.row_seq_host = a.row_seq;
     st->decode.row_kv_len_host = a.row_kv;
     build_groups(s);
+    st->common.max_kv = bpi_graph_max_kv(s, st->common.max_kv);
+    st->decode.max_kv = bpi_graph_max_kv(s, st->decode.max_kv);
     if (s->meta_dev == s->meta_host) return BP_OK;
     return bpi_session_copy(s, s->meta_dev, s->meta_host, s->meta_used, BP_COPY_H2D, err);
 }

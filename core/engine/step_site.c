@@ -18,6 +18,7 @@ struct bp_launch bpi_step_launch(struct bp_session *s, const struct bpi_bound *o
                               .scratch_bytes = s->scratch_bytes,
                               .epoch = s->epoch,
                               .corr = (s->epoch << CORR_CALL_BITS) + ++s->step.n_call,
+                              .capturing = s->capturing,
                               .layer = layer};
 }
 

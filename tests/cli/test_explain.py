@@ -20,7 +20,7 @@ class Explain(CliCase):
         r = run("explain", "--json", "-m", MODEL)
         self.assertEqual(r.rc, 0, r)
         j = r.json()
-        self.assertEqual(set(j), {"slots", "kv", "device", "plugins"})
+        self.assertEqual(set(j), {"slots", "kv", "device", "act", "plugins"})
         self.assertEqual({s["slot"] for s in j["slots"]}, SLOTS)
         for s in j["slots"]:
             self.assertEqual(s["chosen"], "ref", s)

@@ -61,7 +61,7 @@ struct bp_mla_meta { /* common */
     uint64_t epoch;
     uint32_t n_tok, n_seqs;
     uint32_t block_tok, table_stride;
-    uint32_t max_kv, reserved;           /* largest kv_len of the step */
+    uint32_t max_kv, reserved;           /* upper bound of kv_len */
     const int32_t *positions;            /* (n_tok) */
     const int32_t *slot_map;             /* (n_tok) token slot to write, -1 = do not write */
     const int32_t *block_table;          /* (n_seqs, table_stride) block numbers */

@@ -1,0 +1,430 @@
+/* test_device_session.c - a session on a device with ops of its own (fake_gpu.h): the numbers of the host, steps as captured
+ * graphs, what auto chooses, running out of memory, NaN, and a device that is lost. SPDX-License-Identifier: MIT */
+#include "fake_gpu.h"
+#include <math.h>
+
+#define COMMON                                                                                     \
+    "engine.ctx=96", "engine.batch_tokens=32", "engine.slab=64", "engine.threads=1",               \
+        "engine.max_seqs=5", "kv.block=16"
+static const char *const on_cpu[] = {COMMON, "engine.device=cpu", NULL};
+static const char *const eager[] = {COMMON, "engine.device=cuda:0", "engine.act=f32",
+                                    "engine.graph=off", NULL};
+static const char *const graphs[] = {COMMON, "engine.device=cuda:0", "engine.act=f32", NULL};
+static const char *const demanded[] = {COMMON, "engine.device=cuda:0", "engine.act=f32",
+                                       "engine.graph=on", NULL};
+
+static int n_warnings;
+static char last_line[1024];
+static void keep_line(void *ctx, int32_t level, const char *domain, const char *line)
+{
+    (void)ctx;
+    (void)domain;
+    if (level <= 1) ++n_warnings;
+    snprintf(last_line, sizeof last_line, "%s", line);
+}
+
+static struct bp_config *config(const char *const *set)
+{
+    struct bp_error err = BP_ERROR_INIT;
+    struct bp_config *c = NULL;
+    must(bp_config_create(&c, &err), &err);
+    must(bp_config_add_plugin(c, gpu_query, &err), &err);
+    for (size_t i = 0; set[i] != NULL; ++i) must(bp_config_set(c, set[i], &err), &err);
+    return c;
+}
+
+static int32_t try_open(struct rig *r, const char *path, const char *const *set,
+                        struct bp_error *err)
+{
+    struct bp_callbacks cb = {.h = BP_HDR(struct bp_callbacks, progress), .log = keep_line};
+    *r = (struct rig){.cfg = config(set)};
+    must(bp_model_open(path, r->cfg, NULL, &r->model, err), err);
+    r->n_vocab = bp_model_n_vocab(r->model);
+    return bp_session_open(r->model, r->cfg, &cb, &r->s, err);
+}
+
+static struct rig open_on(const char *path, const char *const *set)
+{
+    struct rig r;
+    struct bp_error err = BP_ERROR_INIT;
+    must(try_open(&r, path, set, &err), &err);
+    return r;
+}
+
+static void expect(const char *text, const char *part)
+{
+    ck_assert_msg(strstr(text, part) != NULL, "\"%s\" is not in: %s", part, text);
+}
+
+/* ---- the same numbers ---- */
+
+struct out {
+    float *v;
+    size_t n, cap;
+};
+static void keep(struct out *o, const float *v, size_t n)
+{
+    ck_assert_ptr_nonnull(v);
+    if (o->n + n > o->cap) {
+        o->cap = 2 * (o->n + n);
+        o->v = realloc(o->v, o->cap * sizeof *o->v);
+        ck_assert_ptr_nonnull(o->v);
+    }
+    memcpy(o->v + o->n, v, n * sizeof *v);
+    o->n += n;
+}
+
+/* One token for each of `n` sequences; logits of those in `mask`. */
+static void decode_step(struct rig *r, const int32_t *ids, uint32_t n, uint32_t mask, struct out *o)
+{
+    struct bp_error err = BP_ERROR_INIT;
+    struct bp_step_item it[5];
+    for (uint32_t i = 0; i < n; ++i) it[i] = item(i, ids + i, 1, mask >> i & 1, BP_STEP_DECODE);
+    must(bp_session_step(r->s, it, n, &err), &err);
+    for (uint32_t i = 0; i < n; ++i) {
+        if ((mask >> i & 1) != 0) keep(o, bp_session_logits(r->s, i, 0), r->n_vocab);
+    }
+}
+
+/* Prompts of two sequences, then single tokens over the edges of all buckets; a step with a prompt in between; one
+ * sequence cut back and grown again; changing wishes for logits; several tokens of each sequence. */
+static struct out scenario(struct rig *r)
+{
+    struct bp_error err = BP_ERROR_INIT;
+    struct out o = {NULL, 0, 0};
+    int32_t *ids = random_ids(29, 400, r->n_vocab), *at = ids;
+    prefill(r, 0, at, 9, 9, NULL);
+    prefill(r, 1, at += 9, 3, 3, NULL);
+    for (int i = 0; i < 30; ++i, at += 2) decode_step(r, at, 2, 3, &o);
+    struct bp_step_item mixed[2] = {item(0, at, 1, 1, BP_STEP_DECODE), item(2, at + 1, 20, 1, 0)};
+    must(bp_session_step(r->s, mixed, 2, &err), &err);
+    keep(&o, bp_session_logits(r->s, 0, 0), r->n_vocab);
+    at += 21;
+    must(bp_seq_truncate(r->s, 0, 5, &err), &err);
+    for (int i = 0; i < 8; ++i, at += 3) decode_step(r, at, 3, i < 4 ? 7 : 5, &o);
+    for (int i = 0; i < 4; ++i, at += 4) {
+        struct bp_step_item two[2] = {item(0, at, 2, 1, BP_STEP_DECODE),
+                                      item(1, at + 2, 2, 2, BP_STEP_DECODE)};
+        must(bp_session_step(r->s, two, 2, &err), &err);
+        keep(&o, bp_session_logits(r->s, 0, 0), r->n_vocab);
+        keep(&o, bp_session_logits(r->s, 1, 1), r->n_vocab);
+    }
+    for (int i = 0; i < 50; ++i, at += 1) decode_step(r, at, 1, 1, &o);
+    free(ids);
+    return o;
+}
+
+static struct out run_scenario(const char *path, const char *const *set)
+{
+    struct rig r = open_on(path, set);
+    struct out o = scenario(&r);
+    rig_close(&r);
+    for (int i = 0; i < n_blocks; ++i) ck_assert_ptr_null(blocks[i].p);
+    ck_assert_int_eq(gpu_graphs, 0);
+    n_blocks = 0;
+    return o;
+}
+
+static const char *const zoo[] = {ZOO("zoo-glm47flash"), ZOO("zoo-glm5"), ZOO("zoo-v3"),
+                                  ZOO("zoo-glm52-shared")};
+
+START_TEST(graphs_give_the_bits_of_single_calls)
+{
+    struct out host = run_scenario(zoo[_i], on_cpu);
+    ck_assert_int_eq(gpu_calls, 0);
+    struct out one = run_scenario(zoo[_i], eager);
+    ck_assert_int_gt(gpu_calls, 1000);
+    ck_assert_int_eq(gpu_begins, 0);
+    const int calls = gpu_calls;
+    struct out all = run_scenario(zoo[_i], graphs);
+    ck_assert_int_gt(gpu_begins, 3);
+    ck_assert_int_gt(gpu_launches, 60);
+    ck_assert_int_lt(gpu_calls - calls, calls * 2 / 3);
+    struct out on = run_scenario(zoo[_i], demanded);
+    ck_assert_uint_eq(host.n, one.n);
+    ck_assert_uint_eq(host.n, all.n);
+    ck_assert_uint_eq(host.n, on.n);
+    ck_assert(same_bits(host.v, one.v, (uint32_t)host.n));
+    ck_assert(same_bits(host.v, all.v, (uint32_t)host.n));
+    ck_assert(same_bits(host.v, on.v, (uint32_t)host.n));
+    free(host.v);
+    free(one.v);
+    free(all.v);
+    free(on.v);
+}
+END_TEST
+
+/* One wait a step, whether captured or not. */
+START_TEST(one_wait_a_step)
+{
+    struct rig r = open_on(ZOO("zoo-glm47flash"), graphs);
+    struct out o = {NULL, 0, 0};
+    const int32_t ids[1] = {7};
+    const int before = gpu_syncs;
+    for (int i = 0; i < 6; ++i) decode_step(&r, ids, 1, 1, &o);
+    ck_assert_int_eq(gpu_syncs - before, 6);
+    ck_assert_int_eq(gpu_begins, 1);
+    ck_assert_int_eq(gpu_launches, 5);
+    free(o.v);
+    rig_close(&r);
+}
+END_TEST
+
+/* More shapes than graphs are kept: the oldest go, and come back when they are wanted. */
+START_TEST(few_graphs_are_kept)
+{
+    struct rig r = open_on(ZOO("zoo-glm47flash"), graphs);
+    struct out o = {NULL, 0, 0};
+    struct bp_error err = BP_ERROR_INIT;
+    const int32_t ids[5] = {7, 8, 9, 10, 11};
+    for (int round = 0; round < 2; ++round) {
+        for (uint32_t mask = 1; mask < 32; ++mask) {
+            for (uint32_t i = 0; i < 5; ++i) must(bp_seq_reset(r.s, i, &err), &err);
+            for (int k = 0; k < 3; ++k) decode_step(&r, ids, 5, mask, &o);
+        }
+    }
+    ck_assert_int_eq(gpu_begins, 62);
+    ck_assert_int_eq(gpu_launches, 124);
+    ck_assert_int_eq(gpu_graphs, 16);
+    ck_assert(same_bits(o.v, o.v + o.n / 2, (uint32_t)(o.n / 2)));
+    free(o.v);
+    rig_close(&r);
+    ck_assert_int_eq(gpu_graphs, 0);
+}
+END_TEST
+
+/* Whoever looks at a step sees its single calls. */
+static void count_tap(void *ctx, const struct bp_tap_event *e)
+{
+    (void)e;
+    ++*(int *)ctx;
+}
+START_TEST(taps_stop_graphs)
+{
+    struct rig r = open_on(ZOO("zoo-glm47flash"), graphs);
+    struct bp_error err = BP_ERROR_INIT;
+    struct out o = {NULL, 0, 0};
+    int n = 0;
+    const int32_t ids[1] = {7};
+    must(bp_session_tap(r.s, "blk.0.out", count_tap, &n, &err), &err);
+    for (int i = 0; i < 4; ++i) decode_step(&r, ids, 1, 1, &o);
+    ck_assert_int_eq(gpu_begins, 0);
+    ck_assert_int_eq(n, 4);
+    must(bp_session_tap(r.s, NULL, NULL, NULL, &err), &err);
+    for (int i = 0; i < 3; ++i) decode_step(&r, ids, 1, 1, &o);
+    ck_assert_int_eq(gpu_begins, 1);
+    ck_assert_int_eq(n, 4);
+    free(o.v);
+    rig_close(&r);
+}
+END_TEST
+
+/* ---- what cannot be captured ---- */
+
+START_TEST(an_op_that_cannot_be_captured)
+{
+    static const char *const name[] = {"bp.dense",      "bp.quant",     "bp.mla.common", NULL,
+                                       "bp.mla.decode", "bp.mla.index", "bp.moe"};
+    struct bp_error err = BP_ERROR_INIT;
+    struct rig r;
+    gpu_capture[G_PREFILL] = BP_CAPTURE_ANY;
+    gpu_capture[_i] = BP_CAPTURE_NONE;
+    int32_t rc = try_open(&r, ZOO("zoo-glm5"), demanded, &err);
+    if (name[_i] == NULL) { /* no step of single tokens calls it */
+        must(rc, &err);
+    } else {
+        ck_assert_int_eq(rc, BP_E_CONFIG);
+        expect(err.msg, "engine.graph = on");
+        expect(err.msg, name[_i]);
+        expect(err.msg, "fakegpu");
+    }
+    rig_close(&r);
+    r = open_on(ZOO("zoo-glm5"), graphs);
+    struct out o = {NULL, 0, 0};
+    const int32_t ids[1] = {7};
+    for (int i = 0; i < 4; ++i) decode_step(&r, ids, 1, 1, &o);
+    ck_assert_int_eq(gpu_begins, name[_i] == NULL ? 1 : 0);
+    free(o.v);
+    rig_close(&r);
+}
+END_TEST
+
+START_TEST(an_op_on_the_host_is_not_captured)
+{
+    static const char *const host_moe[] = {COMMON, "engine.device=cuda:0", "engine.graph=on",
+                                           "slots.moe=ref", NULL};
+    struct bp_error err = BP_ERROR_INIT;
+    struct rig r;
+    ck_assert_int_eq(try_open(&r, ZOO("zoo-v3"), host_moe, &err), BP_E_CONFIG);
+    expect(err.msg, "bp.moe of ref");
+    expect(err.msg, "computes on the host");
+    rig_close(&r);
+}
+END_TEST
+
+/* One query per sequence can be captured, several cannot. */
+START_TEST(single_queries_only)
+{
+    struct bp_error err = BP_ERROR_INIT;
+    const int32_t ids[2] = {7, 8};
+    gpu_capture[G_DECODE] = BP_CAPTURE_Q1;
+    struct rig r = open_on(ZOO("zoo-glm47flash"), graphs);
+    for (int i = 0; i < 4; ++i) {
+        struct bp_step_item it = item(0, ids, 2, 1, BP_STEP_DECODE);
+        must(bp_session_step(r.s, &it, 1, &err), &err);
+    }
+    ck_assert_int_eq(gpu_begins, 0);
+    struct out o = {NULL, 0, 0};
+    for (int i = 0; i < 3; ++i) decode_step(&r, ids, 1, 1, &o);
+    ck_assert_int_eq(gpu_begins, 1);
+    free(o.v);
+    rig_close(&r);
+}
+END_TEST
+
+START_TEST(a_capture_that_fails)
+{
+    struct out good = run_scenario(ZOO("zoo-glm47flash"), eager);
+    gpu_fail_end = 1;
+    n_warnings = 0;
+    struct out all = run_scenario(ZOO("zoo-glm47flash"), graphs);
+    ck_assert_int_eq(gpu_fail_end, 0);
+    ck_assert_int_eq(gpu_begins, 1);
+    ck_assert_int_eq(gpu_launches, 0);
+    ck_assert_int_eq(n_warnings, 1);
+    expect(last_line, "the capture was spoilt");
+    ck_assert_uint_eq(good.n, all.n);
+    ck_assert(same_bits(good.v, all.v, (uint32_t)good.n));
+    free(good.v);
+    free(all.v);
+    gpu_fail_end = 1;
+    struct rig r = open_on(ZOO("zoo-glm47flash"), demanded);
+    struct bp_error err = BP_ERROR_INIT;
+    const int32_t ids[1] = {7};
+    struct bp_step_item it = item(0, ids, 1, 1, BP_STEP_DECODE);
+    must(bp_session_step(r.s, &it, 1, &err), &err);
+    ck_assert_int_eq(bp_session_step(r.s, &it, 1, &err), BP_E_DEVICE);
+    expect(err.msg, "could not be captured");
+    ck_assert_uint_eq(bp_seq_len(r.s, 0), 1);
+    rig_close(&r);
+}
+END_TEST
+
+/* ---- what auto chooses ---- */
+
+static struct bp_decisions *explain(const char *path, const char *const *set)
+{
+    struct bp_error err = BP_ERROR_INIT;
+    struct bp_config *c = config(set);
+    struct bp_model *m;
+    struct bp_decisions *d;
+    must(bp_model_open_headers(path, c, NULL, &m, &err), &err);
+    must(bp_explain(m, c, NULL, &d, &err), &err);
+    bp_model_close(m);
+    bp_config_destroy(c);
+    return d;
+}
+
+START_TEST(auto_takes_the_device_and_bf16)
+{
+    static const char *const plain[] = {COMMON, NULL};
+    struct bp_decisions_info info = {.h = BP_HDR(struct bp_decisions_info, scratch_bytes)};
+    struct bp_decisions *d = explain(ZOO("zoo-glm5"), plain);
+    bp_decisions_info(d, &info);
+    ck_assert_uint_eq(info.device_kind, BP_DEV_CUDA);
+    ck_assert_str_eq(info.device_asked, "auto");
+    expect(info.device_why, "fakegpu");
+    ck_assert_str_eq(info.act_asked, "auto");
+    ck_assert_str_eq(info.act_dtype, "bf16");
+    ck_assert_str_eq(info.act_why, "");
+    struct bp_decision row = {.h = BP_HDR(struct bp_decision, weight_bytes)};
+    for (uint32_t i = 0; bp_decision(d, i, &row) == BP_OK; ++i) ck_assert_uint_eq(row.on_host, 0);
+    bp_decisions_close(d);
+    gpu_absent = true;
+    d = explain(ZOO("zoo-glm5"), plain);
+    bp_decisions_info(d, &info);
+    ck_assert_uint_eq(info.device_kind, BP_DEV_HOST);
+    expect(info.device_why, "there are 0 cards in this machine");
+    ck_assert_str_eq(info.act_dtype, "f32");
+    expect(info.act_why, "host");
+    bp_decisions_close(d);
+}
+END_TEST
+
+START_TEST(a_device_that_is_not_there)
+{
+    struct bp_error err = BP_ERROR_INIT;
+    struct rig r;
+    gpu_absent = true;
+    ck_assert_int_eq(try_open(&r, ZOO("zoo-glm5"), eager, &err), BP_E_CONFIG);
+    expect(err.msg, "engine.device = cuda:0");
+    expect(err.msg, "there are 0 cards in this machine");
+    rig_close(&r);
+}
+END_TEST
+
+/* Whoever takes f32 only keeps everything in f32, rather than being replaced by the host. */
+START_TEST(one_without_bf16)
+{
+    static const char *const plain[] = {COMMON, "engine.device=cuda:0", NULL};
+    static const char *const bf16[] = {COMMON, "engine.device=cuda:0", "engine.act=bf16", NULL};
+    struct bp_decisions_info info = {.h = BP_HDR(struct bp_decisions_info, scratch_bytes)};
+    gpu_f32_only[_i] = true;
+    struct bp_decisions *d = explain(ZOO("zoo-glm5"), plain);
+    bp_decisions_info(d, &info);
+    ck_assert_str_eq(info.act_dtype, "f32");
+    expect(info.act_why, "fakegpu: DTYPE");
+    expect(info.act_why, "got bf16");
+    struct bp_decision row = {.h = BP_HDR(struct bp_decision, weight_bytes)};
+    for (uint32_t i = 0; bp_decision(d, i, &row) == BP_OK; ++i) ck_assert_uint_eq(row.on_host, 0);
+    bp_decisions_close(d);
+    d = explain(ZOO("zoo-glm5"), bf16);
+    bp_decisions_info(d, &info);
+    ck_assert_str_eq(info.act_dtype, "bf16");
+    uint32_t carried = 0;
+    for (uint32_t i = 0; bp_decision(d, i, &row) == BP_OK; ++i) carried += row.on_host;
+    ck_assert_uint_gt(carried, 0);
+    bp_decisions_close(d);
+}
+END_TEST
+
+/* The same rounding on host and device, and taps still speak of F32 or what they say. */
+START_TEST(activations_in_bf16)
+{
+    static const char *const cpu16[] = {COMMON, "engine.device=cpu", "engine.act=bf16", NULL};
+    static const char *const gpu16[] = {COMMON, "engine.device=cuda:0", NULL};
+    struct out host = run_scenario(zoo[_i], cpu16), dev = run_scenario(zoo[_i], gpu16);
+    struct out f32 = run_scenario(zoo[_i], on_cpu);
+    ck_assert_uint_eq(host.n, dev.n);
+    ck_assert(same_bits(host.v, dev.v, (uint32_t)host.n));
+    ck_assert(!same_bits(host.v, f32.v, (uint32_t)host.n));
+    free(host.v);
+    free(dev.v);
+    free(f32.v);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("device_session");
+    TCase *tc = tcase_create("all");
+    tcase_set_timeout(tc, 300);
+    tcase_add_loop_test(tc, graphs_give_the_bits_of_single_calls, 0, 4);
+    tcase_add_test(tc, one_wait_a_step);
+    tcase_add_test(tc, few_graphs_are_kept);
+    tcase_add_test(tc, taps_stop_graphs);
+    tcase_add_loop_test(tc, an_op_that_cannot_be_captured, 0, G_TABLES);
+    tcase_add_test(tc, an_op_on_the_host_is_not_captured);
+    tcase_add_test(tc, single_queries_only);
+    tcase_add_test(tc, a_capture_that_fails);
+    tcase_add_test(tc, auto_takes_the_device_and_bf16);
+    tcase_add_test(tc, a_device_that_is_not_there);
+    tcase_add_loop_test(tc, one_without_bf16, 0, G_TABLES);
+    tcase_add_loop_test(tc, activations_in_bf16, 0, 2);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
