@@ -184,7 +184,7 @@ static int32_t head(struct bp_session *s, struct bp_error *err)
 int32_t bpi_step_finish(struct bp_session *s, struct bp_error *err)
 {
     const struct bpi_step *st = &s->step;
-    struct bp_tensor y = bpi_t2(s->logits_host, BP_DT_F32, st->n_logits, s->hp->n_vocab);
+    struct bp_tensor y = bpi_t2(s->logits, BP_DT_F32, st->n_logits, s->hp->n_vocab);
     if (s->logits_host != s->logits) {
         BP_TRY(bpi_session_copy(s, s->logits_host, s->logits,
                                 (uint64_t)st->n_logits * s->hp->n_vocab * sizeof(float),
