@@ -7,7 +7,7 @@
 #include <backplane/cuda/host.h>
 #include <backplane/sdk.h>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #define DC_NAME "device_cuda"
 /* The CUDA version that it is compiled with is the lowest driver version that it takes; PTX runs on later chips. */
