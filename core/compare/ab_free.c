@@ -332,8 +332,15 @@ static int32_t compare_choices(struct pass *p, const struct tap *t, const struct
     int32_t rc = BP_OK;
     for (uint32_t pos = p->begin; pos < p->end && rc == BP_OK; ++pos) {
         const int32_t *a = row_of(p, t, pos), *b = row_of(p, u, pos);
-        if (a == NULL || b == NULL || is_behind(p, t, pos)) continue;
-        if (!p->baseline) e->op.n_rows++;
+        if (a == NULL || b == NULL) continue;
+        if (is_behind(p, t, pos)) {
+            if (!p->baseline) e->op.n_skipped++;
+            continue;
+        }
+        if (p->baseline)
+            e->base_rows++;
+        else
+            e->op.n_rows++;
         if (memcmp(a, b, t->width * 4) == 0) continue;
         const uint64_t before = e->op.n_flips;
         if (!p->baseline)
@@ -488,8 +495,8 @@ static void end_pass(struct pass *p)
 
 /* ---- judging ---- */
 
-/* Two runs in f32 drift apart with each layer: by a few roundings of what each layer adds. */
-static double drift(const struct bp_ab *ab, const struct bpi_ab_entry *e)
+/* How many layers a tap's numbers went through; 1 in front of the first. */
+static double depth(const struct bp_ab *ab, const struct bpi_ab_entry *e)
 {
     uint32_t layers = e->op.layer >= 0 ? (uint32_t)e->op.layer + 1 : 1;
     if (e->op.layer < 0 && strcmp(e->op.tap, "embd") != 0) {
@@ -498,7 +505,13 @@ static double drift(const struct bp_ab *ab, const struct bpi_ab_entry *e)
                 layers = (uint32_t)ab->entries[i]->op.layer + 1;
         }
     }
-    return 0x1p-19 * sqrt((double)layers);
+    return layers;
+}
+
+/* Two runs in f32 drift apart with each layer: by a few roundings of what each layer adds. */
+static double drift(const struct bp_ab *ab, const struct bpi_ab_entry *e)
+{
+    return 0x1p-19 * sqrt(depth(ab, e));
 }
 
 static const struct bpi_ab_entry *named(const struct bp_ab *ab, int32_t layer, const char *end)
@@ -531,20 +544,32 @@ static const char *end_of(const char *tap)
     return dot != NULL ? dot : tap;
 }
 
+/* Adds another tap's baseline to one that has none. Errors of a run add up like steps in any direction, so with the root
+ * of the layers that they went through. */
+static void borrow_from(const struct bp_ab *ab, struct bpi_ab_entry *e,
+                        const struct bpi_ab_entry *o)
+{
+    const double deeper = depth(ab, e) > depth(ab, o) ? depth(ab, e) / depth(ab, o) : 1.0;
+    larger(&e->op.baseline_max_abs, sqrt(deeper) * o->op.baseline_max_abs);
+    larger(&e->base_max_rel, sqrt(deeper) * o->base_max_rel);
+    if (deeper * o->base_d2 * e->base_a2 >= e->base_d2 * o->base_a2) {
+        e->base_d2 = deeper * o->base_d2;
+        e->base_a2 = o->base_a2;
+    }
+}
+
 /* Ref's own run may have met a flip earlier than the sides did, and then has no rows here: the same tap of other layers
- * stands in. */
+ * stands in, and for what comes behind all layers their outputs. */
 static void borrow_baseline(const struct bp_ab *ab, struct bpi_ab_entry *e)
 {
+    const bool last = e->op.layer < 0 && strcmp(e->op.tap, "embd") != 0;
+    const char *end = last ? ".out" : end_of(e->op.tap);
     for (uint32_t i = 0; i < ab->n_entries; ++i) {
         const struct bpi_ab_entry *o = ab->entries[i];
-        if (o->base_rows == 0 || strcmp(end_of(o->op.tap), end_of(e->op.tap)) != 0) continue;
-        larger(&e->op.baseline_max_abs, o->op.baseline_max_abs);
-        larger(&e->base_max_rel, o->base_max_rel);
-        if (o->base_d2 * e->base_a2 >= e->base_d2 * o->base_a2) {
-            e->base_d2 = o->base_d2;
-            e->base_a2 = o->base_a2;
-        }
+        if (o->base_rows > 0 && strcmp(end_of(o->op.tap), end) == 0) borrow_from(ab, e, o);
     }
+    if (last && e->op.max_rel > 0) /* other numbers: what is relative to them is borrowed alone */
+        e->op.baseline_max_abs = e->base_max_rel * e->op.max_abs / e->op.max_rel;
 }
 
 static void judge_entry(struct bpi_ab_run *r, struct bpi_ab_entry *e)
