@@ -1,0 +1,81 @@
+/* attn.cuh - what the kernels of attn_triton_like share: rows of any float dtype as f32, addresses in a paged pool, the start of a
+ * kernel.
+ * Header only, CUDA C++17. SPDX-License-Identifier: MIT */
+#ifndef ATTN_CUH
+#define ATTN_CUH
+
+#include <cuda_runtime.h>
+#include <math.h>
+
+#include <backplane/cuda/convert.cuh>
+#include <backplane/cuda/host.h>
+#include <backplane/cuda/reduce.cuh>
+
+#include "launch.h"
+
+using bp_cuda::FULL_WARP;
+using bp_cuda::load_any;
+using bp_cuda::store_any;
+
+constexpr float LOG2_E = 1.44269504088896340736f, LN_2 = 0.69314718055994530942f;
+
+/* n numbers to dst as f32 by the lanes of a warp, four at a time where the address allows it. */
+__device__ __forceinline__ void load_row(float *dst, const void *src, uint32_t dtype, int n, int lane)
+{
+    if (dtype != BP_DT_F32 && n % 4 == 0 && reinterpret_cast<uintptr_t>(src) % 8 == 0) {
+        for (int i = lane; i < n / 4; i += 32) {
+            const uint2 v = static_cast<const uint2 *>(src)[i];
+            const uint16_t bits[4] = {static_cast<uint16_t>(v.x), static_cast<uint16_t>(v.x >> 16),
+                                      static_cast<uint16_t>(v.y), static_cast<uint16_t>(v.y >> 16)};
+#pragma unroll
+            for (int k = 0; k < 4; ++k) dst[4 * i + k] = load_any(bits + k, dtype, 0);
+        }
+        return;
+    }
+    for (int i = lane; i < n; i += 32) dst[i] = load_any(src, dtype, i);
+}
+
+/* The row at a token slot. */
+__device__ __forceinline__ unsigned char *pool_row(const attn_pool &pool, int64_t slot)
+{
+    const int64_t block = slot / pool.block_tok, row = slot % pool.block_tok;
+    return pool.data + block * pool.block_bytes + row * pool.row_bytes;
+}
+
+/* The address of a row of a tensor. */
+__device__ __forceinline__ unsigned char *row_at(const attn_rows &t, int64_t row, int64_t head)
+{
+    return static_cast<unsigned char *>(t.data) + (row * t.row + head * t.head) * (t.dtype == BP_DT_F32 ? 4 : 2);
+}
+
+/* The block's dynamic shared memory. */
+__device__ __forceinline__ unsigned char *shared_memory()
+{
+    extern __shared__ __align__(16) unsigned char shared_bytes[];
+    return shared_bytes;
+}
+
+/* Starts a kernel; more shared memory than a kernel gets by default is asked for first. */
+template <class... P, class... A>
+int32_t start(void (*kernel)(P...), dim3 grid, int n_thread, size_t smem, void *stream, const A &...args)
+{
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
+    if (smem > 48 * 1024) {
+        const cudaError_t e =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
+        if (e != cudaSuccess) {
+            (void)cudaGetLastError();
+            return static_cast<int32_t>(e);
+        }
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(n_thread));
+    config.dynamicSmemBytes = smem;
+    config.stream = static_cast<cudaStream_t>(stream);
+    const cudaError_t e = cudaLaunchKernelEx(&config, kernel, args...);
+    const cudaError_t last = cudaGetLastError(); /* taken, so that nobody else finds it */
+    return static_cast<int32_t>(e != cudaSuccess ? e : last);
+}
+
+#endif

@@ -1,0 +1,185 @@
+/* decode_fma.cu - the decode kernel for every pair of dtypes and every width, in plain f32 arithmetic.
+ * A block takes HEADS heads of an item. Its keys come to shared memory as f32, TILE at a time. Scores: lane = key, every
+ * warp sums an eighth of the width, the eight sums are added in order. Values: thread = latent, all heads.
+ * Numeric: f32, softmax in base 2 with the running maximum; an order of sums that depends on the row's keys and its number
+ * of parts only. Keys past the end and skipped entries are zero rows of weight zero: nothing of what lies there is read.
+ * SPDX-License-Identifier: MIT */
+#include "decode.cuh"
+
+namespace
+{
+
+constexpr int WARPS = 8, THREADS = WARPS * 32;
+constexpr int HEADS = 8, TILE = 32; /* the most keys of a tile; wide rows take fewer */
+
+/* Shared memory: q (width, HEADS), keys (tile, pitch), partial scores (WARPS, HEADS, TILE), weights (TILE, HEADS). */
+struct places {
+    float *q, *keys, *parts, *weights, *scale, *max, *sum;
+    int pitch;
+};
+constexpr int FIXED = (WARPS * HEADS * TILE + TILE * HEADS + 3 * HEADS) * 4;
+
+__host__ __device__ constexpr int pitch_of(int width)
+{
+    return width | 1; /* odd: lanes that read one column of 32 keys meet 32 banks */
+}
+int smem_bytes(int width, int tile)
+{
+    return FIXED + (width * HEADS + tile * pitch_of(width)) * 4;
+}
+static_assert(FIXED + (ATTN_MAX_WIDTH * HEADS + pitch_of(ATTN_MAX_WIDTH)) * 4 <= BP_CUDA_SMEM_MAX,
+              "one key of the widest row fits");
+
+__device__ places places_of(int width, int tile)
+{
+    places p;
+    p.q = reinterpret_cast<float *>(shared_memory());
+    p.weights = p.q + width * HEADS;
+    p.parts = p.weights + TILE * HEADS;
+    p.scale = p.parts + WARPS * HEADS * TILE;
+    p.max = p.scale + HEADS;
+    p.sum = p.max + HEADS;
+    p.keys = p.sum + HEADS;
+    p.pitch = pitch_of(width);
+    return p;
+}
+
+/* Partial scores of this warp's slice of the width: parts[warp][head][lane]. */
+__device__ void partial_scores(const places &p, int width, int lane, int warp)
+{
+    const int each = (width + WARPS - 1) / WARPS, begin = warp * each;
+    const int end = begin + each < width ? begin + each : width;
+    float acc[HEADS] = {};
+    const float *key = p.keys + lane * p.pitch;
+    for (int i = begin; i < end; ++i) {
+        const float k = key[i];
+        const float4 lo = *reinterpret_cast<const float4 *>(p.q + i * HEADS);
+        const float4 hi = *reinterpret_cast<const float4 *>(p.q + i * HEADS + 4);
+        acc[0] += lo.x * k, acc[1] += lo.y * k, acc[2] += lo.z * k, acc[3] += lo.w * k;
+        acc[4] += hi.x * k, acc[5] += hi.y * k, acc[6] += hi.z * k, acc[7] += hi.w * k;
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) p.parts[(warp * HEADS + h) * TILE + lane] = acc[h];
+}
+
+/* Warp = head, lane = key: weights of this tile, and how much what came before shrinks. valid: does the lane hold a key? */
+__device__ void softmax_step(const places &p, float scale, bool valid, int lane, int head)
+{
+    float s = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) s += p.parts[(w * HEADS + head) * TILE + lane];
+    s = valid ? s * scale : -INFINITY;
+    const float before = p.max[head], max = fmaxf(before, bp_cuda::warp_max(s));
+    /* Without any key so far everything stays zero. A NaN score is a key: its weight is NaN, and so is the row. */
+    const float weight = !valid ? 0.0f : exp2f(s - (max == -INFINITY ? 0.0f : max));
+    const float sum = bp_cuda::warp_sum(weight);
+    p.weights[lane * HEADS + head] = weight;
+    __syncwarp();
+    if (lane == 0) {
+        const float shrink = max == -INFINITY ? 1.0f : exp2f(before - max);
+        p.scale[head] = shrink;
+        p.sum[head] = p.sum[head] * shrink + sum;
+        p.max[head] = max;
+    }
+}
+
+/* DIMS: latents of a thread. */
+template <int DIMS>
+__global__ void __launch_bounds__(THREADS, 1) decode_fma_kernel(const attn_decode a, const int tile)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    /* Blocks of one item's heads stand side by side, so that its keys are read from memory once. */
+    if (blockIdx.y >= a.plan->n_item) return;
+    const attn_item item = a.items[blockIdx.y];
+    const int head0 = static_cast<int>(blockIdx.x) * HEADS;
+    const row_keys keys = keys_of(a, item.row);
+    const int32_t each = part_keys(keys.n, item.n_split), begin = item.split * each;
+    const int32_t end = begin + each < keys.n ? begin + each : keys.n;
+    if (item.split > 0 && begin >= end) return; /* the combining kernel counts the parts that are not empty */
+    const int width = static_cast<int>(a.pool.width), n_latent = static_cast<int>(a.n_latent);
+    const places p = places_of(width, tile);
+    const float scale = a.scale * LOG2_E;
+    for (int h = warp; h < HEADS; h += WARPS) {
+        const bool real = head0 + h < static_cast<int>(a.n_head) && begin < end;
+        const unsigned char *q = real ? row_at(a.q, item.row, head0 + h) : nullptr;
+        for (int i = lane; i < width; i += 32) p.q[i * HEADS + h] = real ? load_any(q, a.q.dtype, i) : 0.0f;
+    }
+    if (threadIdx.x < HEADS) {
+        p.max[threadIdx.x] = -INFINITY;
+        p.sum[threadIdx.x] = 0.0f;
+    }
+    float acc[DIMS][HEADS] = {};
+    for (int32_t at = begin; at < end; at += tile) {
+        __syncthreads(); /* nobody reads the tile before any more */
+        for (int k = warp; k < TILE; k += WARPS) {
+            if (k >= tile) break;
+            const unsigned char *src = at + k < end ? key_row(a.pool, keys, at + k) : nullptr;
+            float *dst = p.keys + k * p.pitch;
+            if (src != nullptr) load_row(dst, src, a.pool.dtype, width, lane);
+            else
+                for (int i = lane; i < width; i += 32) dst[i] = 0.0f;
+        }
+        __syncthreads();
+        if (lane < tile) partial_scores(p, width, lane, warp);
+        __syncthreads();
+        const bool valid = lane < tile && at + lane < end && (keys.list == nullptr || keys.list[at + lane] >= 0);
+        softmax_step(p, scale, valid, lane, warp);
+        __syncthreads();
+        float shrink[HEADS];
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h) shrink[h] = p.scale[h];
+#pragma unroll
+        for (int d = 0; d < DIMS; ++d) {
+#pragma unroll
+            for (int h = 0; h < HEADS; ++h) acc[d][h] *= shrink[h];
+        }
+        const int n_key = end - at < tile ? end - at : tile;
+        for (int k = 0; k < n_key; ++k) {
+            const float4 lo = *reinterpret_cast<const float4 *>(p.weights + k * HEADS);
+            const float4 hi = *reinterpret_cast<const float4 *>(p.weights + k * HEADS + 4);
+#pragma unroll
+            for (int d = 0; d < DIMS; ++d) {
+                const int i = static_cast<int>(threadIdx.x) + d * THREADS;
+                const float v = i < n_latent ? p.keys[k * p.pitch + i] : 0.0f;
+                acc[d][0] += lo.x * v, acc[d][1] += lo.y * v, acc[d][2] += lo.z * v, acc[d][3] += lo.w * v;
+                acc[d][4] += hi.x * v, acc[d][5] += hi.y * v, acc[d][6] += hi.z * v, acc[d][7] += hi.w * v;
+            }
+        }
+    }
+    __syncthreads();
+    const bool whole = item.n_split == 1;
+    const int64_t part = whole ? 0 : item.part;
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+        if (head0 + h >= static_cast<int>(a.n_head)) continue;
+        const float sum = p.sum[h], lse = lse_base_2(p.max[h], sum), inv = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if (threadIdx.x == 0) {
+            if (!whole) a.part_lse[part * a.n_head + head0 + h] = lse;
+            else if (a.lse.data != nullptr)
+                *reinterpret_cast<float *>(row_at(a.lse, item.row, head0 + h)) = lse * LN_2;
+        }
+        unsigned char *out = row_at(a.out, item.row, head0 + h);
+        float *out_part = part_row(a, part, head0 + h);
+#pragma unroll
+        for (int d = 0; d < DIMS; ++d) {
+            const int i = static_cast<int>(threadIdx.x) + d * THREADS;
+            if (i >= n_latent) continue;
+            if (whole) store_any(out, a.out.dtype, i, acc[d][h] * inv);
+            else out_part[i] = acc[d][h] * inv;
+        }
+    }
+}
+
+} // namespace
+
+int32_t attn_start_decode_fma(const attn_decode *a, void *stream)
+{
+    const int width = static_cast<int>(a->pool.width);
+    int tile = TILE;
+    while (tile > 1 && smem_bytes(width, tile) > BP_CUDA_SMEM_MAX) tile /= 2;
+    const dim3 grid((a->n_head + HEADS - 1) / HEADS, a->n_item);
+    const size_t smem = static_cast<size_t>(smem_bytes(width, tile));
+    if (a->n_latent <= THREADS) return start(decode_fma_kernel<1>, grid, THREADS, smem, stream, *a, tile);
+    if (a->n_latent <= 2 * THREADS) return start(decode_fma_kernel<2>, grid, THREADS, smem, stream, *a, tile);
+    return start(decode_fma_kernel<ATTN_MAX_WIDTH / THREADS>, grid, THREADS, smem, stream, *a, tile);
+}

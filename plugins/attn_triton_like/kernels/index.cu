@@ -1,0 +1,220 @@
+/* index.cu - the lightning index: scores of a row's keys, and the exact choice of its top_k largest.
+ * Numeric: scores in f32, heads added in a fixed order; the choice is exact on them: radix select over all 32 bits, ties to
+ * the lowest position, NaN below every number (taken only when nothing else is left, as the reference does).
+ * A row's bits depend on its own keys only. SPDX-License-Identifier: MIT */
+#include "attn.cuh"
+
+namespace
+{
+
+constexpr int WARPS = 8, THREADS = WARPS * 32, TILE = 32, GROUP = 4;
+
+__host__ __device__ constexpr int q_pitch(int width)
+{
+    return (width + 3) / 4 * 4;
+}
+constexpr int smem_bytes(int n_head, int width)
+{
+    return (GROUP * WARPS * q_pitch(width) + TILE * (q_pitch(width) | 1) + WARPS * TILE + n_head) * 4;
+}
+static_assert(smem_bytes(ATTN_MAX_INDEX_HEADS, ATTN_MAX_INDEX) <= BP_CUDA_SMEM_MAX, "a group of heads and a tile of keys");
+
+/* Keys of a row that are scored: all of them, or none when all will be chosen and nobody wants to see scores. */
+__device__ __forceinline__ int scored_keys(const attn_select &a, int64_t row)
+{
+    const int n = a.row_kv_len[row];
+    return n > static_cast<int>(a.top_k) || (a.n_scores > 0 && n > 0) ? n : 0;
+}
+
+/* A block takes TILE keys of one row: lane = key, a warp GROUP heads at a time. Queries come to shared memory in groups of
+ * WARPS * GROUP heads. */
+__global__ void __launch_bounds__(THREADS, 1) scores_kernel(const attn_select a)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.y;
+    const int n = scored_keys(a, row), at = static_cast<int>(blockIdx.x) * TILE;
+    float *out = static_cast<float *>(a.scores.data) + blockIdx.y * a.scores.row;
+    if (at >= n) {
+        if (threadIdx.x < TILE && at + lane < a.n_scores) out[at + lane] = -INFINITY;
+        return;
+    }
+    const int width = static_cast<int>(a.width), full = q_pitch(width), pitch = full | 1;
+    const int n_head = static_cast<int>(a.n_head);
+    float *q = reinterpret_cast<float *>(shared_memory()), *keys = q + GROUP * WARPS * full;
+    float *sums = keys + TILE * pitch, *w = sums + WARPS * TILE;
+    const int32_t *table = a.block_table + a.row_seq[row] * a.table_stride;
+    for (int k = warp; k < TILE; k += WARPS) {
+        float *to = keys + k * pitch;
+        if (at + k < n) {
+            const uint32_t block = static_cast<uint32_t>(at + k) / a.pool.block_tok;
+            const unsigned char *src =
+                a.pool.data + table[block] * a.pool.block_bytes + (at + k - block * a.pool.block_tok) * a.pool.row_bytes;
+            load_row(to, src, a.pool.dtype, width, lane);
+        }
+        for (int i = (at + k < n ? width : 0) + lane; i < full; i += 32) to[i] = 0.0f;
+    }
+    for (int h = static_cast<int>(threadIdx.x); h < n_head; h += THREADS)
+        w[h] = *(reinterpret_cast<const float *>(row_at(a.w, row, 0)) + h);
+    float score = 0.0f;
+    for (int h0 = 0; h0 < n_head; h0 += GROUP * WARPS) {
+        __syncthreads();
+        for (int h = warp; h < GROUP * WARPS; h += WARPS) {
+            const bool real = h0 + h < n_head;
+            if (real) load_row(q + h * full, row_at(a.q, row, h0 + h), a.q.dtype, width, lane);
+            for (int i = (real ? width : 0) + lane; i < full; i += 32) q[h * full + i] = 0.0f;
+        }
+        __syncthreads();
+        float dot[GROUP] = {};
+        const float *key = keys + lane * pitch, *mine = q + warp * GROUP * full;
+        for (int i = 0; i < full; i += 4) {
+            const float k0 = key[i], k1 = key[i + 1], k2 = key[i + 2], k3 = key[i + 3];
+#pragma unroll
+            for (int g = 0; g < GROUP; ++g) {
+                const float4 v = *reinterpret_cast<const float4 *>(mine + g * full + i);
+                dot[g] += v.x * k0;
+                dot[g] += v.y * k1;
+                dot[g] += v.z * k2;
+                dot[g] += v.w * k3;
+            }
+        }
+#pragma unroll
+        for (int g = 0; g < GROUP; ++g) {
+            const int h = h0 + warp * GROUP + g;
+            if (h < n_head) score += w[h] * (dot[g] < 0.0f ? 0.0f : dot[g]); /* NaN passes */
+        }
+    }
+    sums[warp * TILE + lane] = score;
+    __syncthreads();
+    if (warp != 0) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) sum += sums[i * TILE + lane];
+    if (at + lane < n) out[at + lane] = sum * a.scale;
+    else if (at + lane < a.n_scores) out[at + lane] = -INFINITY;
+}
+
+/* ---- choice ---- */
+
+constexpr int PICK_WARPS = 32, PICK_THREADS = PICK_WARPS * 32, BINS = 256;
+
+struct pick_room {
+    uint32_t count[BINS];
+    uint32_t warp[PICK_WARPS]; /* how many each warp keeps of a stretch: larger ones low, equal ones high */
+    uint32_t digit, larger;
+};
+
+/* How often each digit at `shift` occurs among keys whose higher digits are `prefix`. Lanes of one digit count once. */
+__device__ void count_digits(pick_room &room, const float *scores, int n, int shift, uint32_t prefix)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (threadIdx.x < BINS) room.count[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i0 = 0; i0 < n; i0 += PICK_THREADS) {
+        const int i = i0 + static_cast<int>(threadIdx.x);
+        const uint32_t key = i < n ? bp_cuda::order_key(scores[i]) : 0;
+        const bool in = i < n && (shift == 24 || key >> (shift + 8) == prefix);
+        const uint32_t digit = in ? key >> shift & 255u : BINS;
+        const unsigned same = __match_any_sync(FULL_WARP, digit);
+        if (in && lane == __ffs(static_cast<int>(same)) - 1)
+            atomicAdd(&room.count[digit], static_cast<uint32_t>(__popc(same)));
+    }
+    __syncthreads();
+}
+
+/* The k-th largest key, and how many are larger. Whole numbers are counted, so the order of threads does not matter. */
+__device__ uint32_t kth_largest(pick_room &room, const float *scores, int n, uint32_t k, uint32_t *out_larger)
+{
+    uint32_t prefix = 0, larger = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        count_digits(room, scores, n, shift, prefix);
+        if (threadIdx.x < 32) { /* one warp: lane l sums digits 255 - 8 l downwards */
+            const int lane = static_cast<int>(threadIdx.x);
+            uint32_t mine = 0;
+            for (int d = 0; d < 8; ++d) mine += room.count[255 - 8 * lane - d];
+            uint32_t before = mine;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const uint32_t v = __shfl_up_sync(FULL_WARP, before, static_cast<unsigned>(step));
+                if (lane >= step) before += v;
+            }
+            before += larger - mine;
+            if (before < k && before + mine >= k) {
+                int digit = 255 - 8 * lane;
+                while (before + room.count[digit] < k) before += room.count[digit--];
+                room.digit = static_cast<uint32_t>(digit);
+                room.larger = before;
+            }
+        }
+        __syncthreads();
+        prefix = prefix << 8 | room.digit;
+        larger = room.larger;
+        __syncthreads();
+    }
+    *out_larger = larger;
+    return prefix;
+}
+
+/* A block takes one row. */
+__global__ void __launch_bounds__(PICK_THREADS) topk_kernel(const attn_select a)
+{
+    __shared__ pick_room room;
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.x;
+    const int n = a.row_kv_len[row];
+    int32_t *idx = static_cast<int32_t *>(a.idx.data) + row * a.idx.row;
+    const uint32_t k = a.top_k;
+    uint32_t kept = 0;
+    if (threadIdx.x == 0) a.idx_len[row * a.idx_len_stride] = n > static_cast<int>(k) ? static_cast<int32_t>(k) : -1;
+    if (n > static_cast<int>(k)) {
+        const float *scores = static_cast<const float *>(a.scores.data) + blockIdx.x * a.scores.row;
+        const int32_t *table = a.block_table + a.row_seq[row] * a.table_stride;
+        uint32_t larger;
+        const uint32_t least = kth_largest(room, scores, n, k, &larger);
+        const uint32_t quota = k - larger; /* how many of those that tie stay: the first */
+        uint32_t n_larger = 0, n_equal = 0;
+        for (int i0 = 0; i0 < n && n_larger + (n_equal < quota ? n_equal : quota) < k; i0 += PICK_THREADS) {
+            const int i = i0 + static_cast<int>(threadIdx.x);
+            const uint32_t key = i < n ? bp_cuda::order_key(scores[i]) : 0;
+            const bool above = i < n && key > least, tie = i < n && key == least;
+            const unsigned above_lanes = __ballot_sync(FULL_WARP, above), tie_lanes = __ballot_sync(FULL_WARP, tie);
+            if (lane == 0)
+                room.warp[warp] = static_cast<uint32_t>(__popc(above_lanes)) |
+                                  static_cast<uint32_t>(__popc(tie_lanes)) << 16;
+            __syncthreads();
+            uint32_t before = 0, all = 0;
+#pragma unroll 8
+            for (int w = 0; w < PICK_WARPS; ++w) {
+                if (w == warp) before = all;
+                all += room.warp[w];
+            }
+            const unsigned lower = (1u << lane) - 1u;
+            const uint32_t larger_before = n_larger + (before & 0xffffu) + static_cast<uint32_t>(__popc(above_lanes & lower));
+            const uint32_t equal_before = n_equal + (before >> 16) + static_cast<uint32_t>(__popc(tie_lanes & lower));
+            if (above || (tie && equal_before < quota)) {
+                const uint32_t block = static_cast<uint32_t>(i) / a.pool.block_tok;
+                const int64_t slot = static_cast<int64_t>(table[block]) * a.pool.block_tok + i % a.pool.block_tok;
+                idx[larger_before + (equal_before < quota ? equal_before : quota)] = static_cast<int32_t>(slot);
+            }
+            n_larger += all & 0xffffu;
+            n_equal += all >> 16;
+            __syncthreads();
+        }
+        kept = k;
+    }
+    for (int64_t i = kept + threadIdx.x; i < a.n_idx; i += PICK_THREADS) idx[i] = -1;
+}
+
+} // namespace
+
+int32_t attn_start_scores(const attn_select *a, void *stream)
+{
+    const int64_t n = a->n_scores > static_cast<int64_t>(a->max_kv) ? a->n_scores : static_cast<int64_t>(a->max_kv);
+    const dim3 grid(static_cast<unsigned>((n + TILE - 1) / TILE), a->n_row);
+    const int smem = smem_bytes(static_cast<int>(a->n_head), static_cast<int>(a->width));
+    return start(scores_kernel, grid, THREADS, static_cast<size_t>(smem), stream, *a);
+}
+
+int32_t attn_start_topk(const attn_select *a, void *stream)
+{
+    return start(topk_kernel, dim3(a->n_row), PICK_THREADS, 0, stream, *a);
+}
