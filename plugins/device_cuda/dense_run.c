@@ -160,8 +160,8 @@ static int32_t run_pair(const struct dc_dense *d, const struct bp_launch *l,
                               .n_rows = a->y.dim[0],
                               .width = a->y.dim[1],
                               .silu = silu,
-                              .wide = a->y.dim[1] % 4 == 0 && is_wide(&a->a, 4) &&
-                                      is_wide(&a->b, 4) && is_wide(&a->y, 4)};
+                              .wide = a->y.dim[1] % 4 == 0 && a->a.dtype == a->b.dtype &&
+                                      is_wide(&a->a, 4) && is_wide(&a->b, 4) && is_wide(&a->y, 4)};
     if (!same_rows(&a->a, &a->b)) return fail_shapes(err, op, "a", &a->a, "b", &a->b);
     if (!same_rows(&a->a, &a->y)) return fail_shapes(err, op, "a", &a->a, "y", &a->y);
     if (p.n_rows == 0 || p.width == 0) return BP_OK;

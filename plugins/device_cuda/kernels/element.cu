@@ -31,18 +31,36 @@ __device__ float silu(float v)
     return v == -INFINITY ? 0.0f : v / (1.0f + expf(-v));
 }
 
-template <int VEC, bool SILU> __global__ void __launch_bounds__(THREADS) pair_kernel(dc_pair p)
+template <bool SILU> __device__ float join(float a, float b)
 {
-    const int64_t first = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) * VEC;
-    const int64_t step = static_cast<int64_t>(gridDim.x) * THREADS * VEC;
+    return SILU ? silu(a) * b : a + b;
+}
+
+/* Four elements a thread where a and b have one dtype and all rows are aligned; both are asked for before either is used. */
+template <class T, bool SILU> __global__ void __launch_bounds__(THREADS) pair_kernel(dc_pair p)
+{
+    const int64_t first = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) * 4;
+    const int64_t step = static_cast<int64_t>(gridDim.x) * THREADS * 4;
     for (int64_t row = blockIdx.y; row < p.n_rows; row += gridDim.y) {
         for (int64_t at = first; at < p.width; at += step) {
-            float a[VEC], b[VEC];
-            load_any_vec(a, p.a.data, p.a.dtype, row * p.a.stride + at);
-            load_any_vec(b, p.b.data, p.b.dtype, row * p.b.stride + at);
+            float a[4], b[4];
+            load_vec(a, static_cast<const T *>(p.a.data) + row * p.a.stride + at);
+            load_vec(b, static_cast<const T *>(p.b.data) + row * p.b.stride + at);
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) a[i] = SILU ? silu(a[i]) * b[i] : a[i] + b[i];
+            for (int i = 0; i < 4; ++i) a[i] = join<SILU>(a[i], b[i]);
             store_any_vec(p.y.data, p.y.dtype, row * p.y.stride + at, a);
+        }
+    }
+}
+template <bool SILU> __global__ void __launch_bounds__(THREADS) pair_any_kernel(dc_pair p)
+{
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    const int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
+    for (int64_t row = blockIdx.y; row < p.n_rows; row += gridDim.y) {
+        for (int64_t at = first; at < p.width; at += step) {
+            const float a = load_any(p.a.data, p.a.dtype, row * p.a.stride + at);
+            const float b = load_any(p.b.data, p.b.dtype, row * p.b.stride + at);
+            store_any(p.y.data, p.y.dtype, row * p.y.stride + at, join<SILU>(a, b));
         }
     }
 }
@@ -115,18 +133,23 @@ __global__ void __launch_bounds__(THREADS) embed_kernel(dc_embed_args e)
 
 } // namespace
 
+template <bool SILU> static void start_pair(const dc_pair &p, cudaStream_t s)
+{
+    const dim3 grid(grid_x(p.wide != 0 ? p.width / 4 : p.width), grid_y(p.n_rows));
+    if (p.wide == 0) {
+        pair_any_kernel<SILU><<<grid, THREADS, 0, s>>>(p);
+        return;
+    }
+    with_float(p.a.dtype,
+               [&](auto t) { pair_kernel<decltype(t), SILU><<<grid, THREADS, 0, s>>>(p); });
+}
+
 int32_t dc_start_pair(const dc_pair *p, void *stream)
 {
-    const auto s = static_cast<cudaStream_t>(stream);
-    const dim3 grid(grid_x(p->wide != 0 ? p->width / 4 : p->width), grid_y(p->n_rows));
-    if (p->wide != 0 && p->silu != 0)
-        pair_kernel<4, true><<<grid, THREADS, 0, s>>>(*p);
-    else if (p->wide != 0)
-        pair_kernel<4, false><<<grid, THREADS, 0, s>>>(*p);
-    else if (p->silu != 0)
-        pair_kernel<1, true><<<grid, THREADS, 0, s>>>(*p);
+    if (p->silu != 0)
+        start_pair<true>(*p, static_cast<cudaStream_t>(stream));
     else
-        pair_kernel<1, false><<<grid, THREADS, 0, s>>>(*p);
+        start_pair<false>(*p, static_cast<cudaStream_t>(stream));
     return cudaGetLastError();
 }
 

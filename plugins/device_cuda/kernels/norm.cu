@@ -15,57 +15,60 @@ using namespace bp_cuda;
 
 constexpr int THREADS = 512, KEEP = 4;
 
-/* Reads vectors of VEC elements of one row, adds what is to be added and stores the sum. */
-template <int VEC> struct row_reader {
-    void *x;
-    const void *add;
-    uint32_t x_dtype, add_dtype;
-    int64_t x_at, add_at;
+template <class T> __device__ T *row_of(const dc_rows &r, int64_t row)
+{
+    return static_cast<T *>(r.data) + row * r.stride;
+}
 
-    __device__ row_reader(const dc_norm &a, int64_t row)
-        : x(a.x.data), add(a.add.data), x_dtype(a.x.dtype), add_dtype(a.add.dtype),
-          x_at(row * a.x.stride), add_at(row * a.add.stride)
-    {
-    }
-    __device__ void read(float (&v)[VEC], int64_t at) const
-    {
-        load_any_vec(v, x, x_dtype, x_at + at);
-    }
-    __device__ void read_and_add(float (&v)[VEC], int64_t at) const
-    {
-        read(v, at);
-        if (add == nullptr) return;
-        float other[VEC];
-        load_any_vec(other, add, add_dtype, add_at + at);
+/* v += the addition's vector; the sum is stored, rounded to X, and v is what was stored. */
+template <class X, int VEC>
+__device__ void add_and_store(float (&v)[VEC], const float (&other)[VEC], X *to)
+{
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) v[i] += other[i];
-        store_any_vec(x, x_dtype, x_at + at, v);
-        if (x_dtype == BP_DT_F32) return;
-#pragma unroll
-        for (int i = 0; i < VEC; ++i)
-            v[i] = x_dtype == BP_DT_F16 ? to_f32(from_f32<__half>(v[i]))
-                                        : to_f32(from_f32<__nv_bfloat16>(v[i]));
-    }
-};
+    for (int i = 0; i < VEC; ++i) v[i] = to_f32(from_f32<X>(v[i] + other[i]));
+    store_vec(to, v);
+}
 
-template <int VEC> __global__ void __launch_bounds__(THREADS) rms_kernel(dc_norm a)
+/* All that a thread keeps is asked for before any of it is used, so that it waits for memory once. */
+template <class X, int VEC> __global__ void __launch_bounds__(THREADS) rms_kernel(dc_norm a)
 {
     __shared__ float room[THREADS / 32];
     const int64_t first = static_cast<int64_t>(threadIdx.x) * VEC,
                   step = static_cast<int64_t>(THREADS) * VEC;
     for (int64_t row = blockIdx.x; row < a.n_rows; row += gridDim.x) {
-        const row_reader<VEC> x(a, row);
+        X *x = row_of<X>(a.x, row);
+        const int64_t add = row * a.add.stride;
         float kept[KEEP][VEC], sum = 0;
 #pragma unroll
         for (int i = 0; i < KEEP; ++i) {
+            if (first + i * step < a.width) load_vec(kept[i], x + first + i * step);
+        }
+        if (a.add.data != nullptr) {
+            float other[KEEP][VEC];
+#pragma unroll
+            for (int i = 0; i < KEEP; ++i) {
+                const int64_t at = first + i * step;
+                if (at < a.width) load_any_vec(other[i], a.add.data, a.add.dtype, add + at);
+            }
+#pragma unroll
+            for (int i = 0; i < KEEP; ++i) {
+                if (first + i * step < a.width)
+                    add_and_store(kept[i], other[i], x + first + i * step);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < KEEP; ++i) {
             if (first + i * step >= a.width) break;
-            x.read_and_add(kept[i], first + i * step);
 #pragma unroll
             for (int j = 0; j < VEC; ++j) sum = fmaf(kept[i][j], kept[i][j], sum);
         }
         for (int64_t at = first + KEEP * step; at < a.width; at += step) {
-            float v[VEC];
-            x.read_and_add(v, at);
+            float v[VEC], other[VEC];
+            load_vec(v, x + at);
+            if (a.add.data != nullptr) {
+                load_any_vec(other, a.add.data, a.add.dtype, add + at);
+                add_and_store(v, other, x + at);
+            }
 #pragma unroll
             for (int j = 0; j < VEC; ++j) sum = fmaf(v[j], v[j], sum);
         }
@@ -80,12 +83,11 @@ template <int VEC> __global__ void __launch_bounds__(THREADS) rms_kernel(dc_norm
         };
 #pragma unroll
         for (int i = 0; i < KEEP; ++i) {
-            if (first + i * step >= a.width) break;
-            write(kept[i], first + i * step);
+            if (first + i * step < a.width) write(kept[i], first + i * step);
         }
         for (int64_t at = first + KEEP * step; at < a.width; at += step) {
             float v[VEC];
-            x.read(v, at);
+            load_vec(v, x + at);
             write(v, at);
         }
     }
@@ -99,25 +101,25 @@ template <int VEC> __global__ void __launch_bounds__(THREADS) layernorm_kernel(d
                   step = static_cast<int64_t>(THREADS) * VEC;
     const float n = static_cast<float>(a.width);
     for (int64_t row = blockIdx.x; row < a.n_rows; row += gridDim.x) {
-        const row_reader<VEC> x(a, row);
+        const int64_t x = row * a.x.stride;
         float mean = 0, var = 0;
         for (int64_t at = first; at < a.width; at += step) {
             float v[VEC];
-            x.read(v, at);
+            load_any_vec(v, a.x.data, a.x.dtype, x + at);
 #pragma unroll
             for (int j = 0; j < VEC; ++j) mean += v[j];
         }
         mean = block_sum<THREADS>(mean, room) / n;
         for (int64_t at = first; at < a.width; at += step) {
             float v[VEC];
-            x.read(v, at);
+            load_any_vec(v, a.x.data, a.x.dtype, x + at);
 #pragma unroll
             for (int j = 0; j < VEC; ++j) var = fmaf(v[j] - mean, v[j] - mean, var);
         }
         const float inv = 1.0f / sqrtf(block_sum<THREADS>(var, room) / n + a.eps);
         for (int64_t at = first; at < a.width; at += step) {
             float v[VEC], w[VEC], b[VEC];
-            x.read(v, at);
+            load_any_vec(v, a.x.data, a.x.dtype, x + at);
             load_vec(w, a.w + at);
             load_vec(b, a.b + at);
 #pragma unroll
@@ -137,10 +139,13 @@ unsigned blocks(int64_t n_rows)
 int32_t dc_start_rms(const dc_norm *a, void *stream)
 {
     const auto s = static_cast<cudaStream_t>(stream);
-    if (a->wide != 0)
-        rms_kernel<4><<<blocks(a->n_rows), THREADS, 0, s>>>(*a);
-    else
-        rms_kernel<1><<<blocks(a->n_rows), THREADS, 0, s>>>(*a);
+    with_float(a->x.dtype, [&](auto x) {
+        using X = decltype(x);
+        if (a->wide != 0)
+            rms_kernel<X, 4><<<blocks(a->n_rows), THREADS, 0, s>>>(*a);
+        else
+            rms_kernel<X, 1><<<blocks(a->n_rows), THREADS, 0, s>>>(*a);
+    });
     return cudaGetLastError();
 }
 
