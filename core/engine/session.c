@@ -209,7 +209,7 @@ const struct bp_decisions *bp_session_decisions(const struct bp_session *s)
 void bp_session_close(struct bp_session *s)
 {
     if (s == NULL) return;
-    if (s->stream != NULL) { /* a step that failed may have left work on it */
+    if (s->stream != NULL && s->lost.code == BP_OK) { /* a step that failed may have left work on it */
         struct bp_error ignored = BP_ERROR_INIT, *err = &ignored;
         (void)bpi_session_sync(s, err);
     }

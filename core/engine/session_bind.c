@@ -186,6 +186,7 @@ int32_t bpi_session_settle(struct bp_session *s, struct bpi_question *q, struct 
                              out, &ws, err));
     BP_TRY(note_answers(s, q, (int32_t)q->chosen, &ws, err));
     note_capture(*out, &q->cands[q->chosen].verdict);
+    if (q->cands[q->chosen].on_host == 0) s->weight_bytes += q->file_bytes;
     bpi_session_note_carried(s, q);
     if (!s->quiet)
         bpi_loader_tell(s->loader, slot_table[q->slot].slot, q->layer, q->cands, q->n_cands,
@@ -512,7 +513,10 @@ int32_t bpi_session_bind_all(struct bp_session *s, struct bp_error *err)
         BP_TRY(bind_layer_dense(s, il, err));
         BP_TRY(bind_attention_sites(s, il, err));
         BP_TRY(bind_ffn_sites(s, il, err));
-        if (!l->dense_ffn) BP_TRY(bind_moe(s, il, err));
+        l->moe_number = s->n_moe;
+        if (l->dense_ffn) continue;
+        s->n_moe++;
+        BP_TRY(bind_moe(s, il, err));
     }
     return bpi_session_negotiate(s, err);
 }

@@ -59,7 +59,7 @@ static void want_buffers(struct bp_session *s, struct wants *ws)
     want(ws, &s->rope_sin, acc, BP_MEM_DEVICE, s->ctx, hp->rope / 2, 4);
     if (hp->n_expert > 0) {
         want(ws, &s->router, acc, BP_MEM_DEVICE, t, hp->n_expert, 4);
-        want(ws, &s->moe_w, acc, BP_MEM_DEVICE, t, hp->n_expert_used, 4);
+        want(ws, &s->moe_w, acc, BP_MEM_DEVICE, t * s->n_moe, hp->n_expert_used, 4);
         want(ws, &s->moe_ids, acc, BP_MEM_DEVICE, t, hp->n_expert_used, 4);
     }
     if (hp->sparse) {
@@ -75,6 +75,8 @@ static void want_buffers(struct bp_session *s, struct wants *ws)
     if (s->device.kind != BP_DEV_HOST) {
         want(ws, &s->meta_dev, acc, BP_MEM_DEVICE, s->meta_bytes, 1, 1);
         want(ws, &s->logits_host, acc, BP_MEM_PINNED, s->max_logits, hp->n_vocab, 4);
+        if (s->n_moe > 0)
+            want(ws, &s->guard_host, acc, BP_MEM_PINNED, t * s->n_moe, hp->n_expert_used, 4);
     }
 }
 

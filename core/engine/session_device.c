@@ -147,7 +147,8 @@ void bpi_session_note_carried(struct bp_session *s, const struct bpi_question *q
 /* What one attempt to bind left behind. */
 static int32_t unbind(struct bp_session *s, struct bp_error *err)
 {
-    s->n_bound = 0;
+    s->n_bound = s->n_moe = 0;
+    s->weight_bytes = 0;
     memset(s->layers, 0, s->n_layer * sizeof(*s->layers));
     memset(&s->head, 0, sizeof(s->head));
     memset(s->dense, 0, sizeof(s->dense));

@@ -128,6 +128,7 @@ struct bpi_layer {
     void *experts;
     struct bpi_owned mla_owned, experts_owned;
     uint32_t moe_row, common_row; /* of the decisions */
+    uint32_t moe_number;          /* among the layers with experts */
 };
 
 /* Metadata of one step; arrays point into session.meta_* staging. */
@@ -211,6 +212,7 @@ struct bp_session {
     struct bpi_bound *device_op;
     struct bp_device_problem device_problem; /* auto is resolved */
     struct bp_device device;
+    struct bp_error lost; /* code is BP_E_DEVICE_LOST once the device is */
     char device_why[320], act_why[320]; /* sentences for auto, "" when there is nothing to say */
     bool quiet;                         /* binding is only tried */
     void *stream; /* of the device, for everything that this session puts there; NULL on HOST */
@@ -219,7 +221,8 @@ struct bp_session {
     struct bpi_bound *coll;
     void *comm;
     struct bpi_bound *bound; /* n_bound distinct instances, fixed capacity */
-    uint32_t n_bound, cap_bound;
+    uint32_t n_bound, cap_bound, n_moe;
+    uint64_t weight_bytes; /* of the files, of weights whose op computes on the device */
     struct bpi_layer *layers;
     struct bpi_site head;
     void *embed;
@@ -268,7 +271,9 @@ struct bp_session {
     void *slab_c, *slab_pe, *slab_k, *slab_v; /* gathered keys */
     void *ff;                                 /* (T, max(n_ff)) twice when silu_mul is composed */
     void *ff2;
-    float *router, *moe_w; /* (T, X), (T, K) */
+    float *router;         /* (T, X) */
+    float *moe_w;          /* (n_moe, n_tok, K): each layer's stay until the step ends, for the guard */
+    float *guard_host;     /* moe_w on the host, where the device is another; else NULL */
     int32_t *moe_ids;
     void *x_rows;                /* (L, E) */
     float *logits, *logits_host; /* (L, vocab) */
@@ -456,8 +461,9 @@ int32_t bpi_dense_rms(struct bp_session *s, struct bpi_bound *const *dense, int3
 
 /* BP_E_ABORTED once after bp_session_interrupt; asked for between the larger pieces of work. */
 int32_t bpi_step_interrupted(struct bp_session *s, uint32_t layer, struct bp_error *err);
-/* Marks rows of a tensor (rows outermost, F32) that are not finite. For what only feeds a choice - router logits, the
- * index - where NaN would decide silently instead of reaching the logits. HOST only. */
+/* Marks rows of a tensor (rows outermost) that are not finite. For what only feeds a choice - router logits, the index -
+ * where NaN would decide silently instead of reaching the logits. HOST only; on a device the router's weights stand for
+ * its logits (bpi_step_finish). */
 void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t);
 
 /* Checks the items, reserves their cache and builds their metadata: a step without its layers. */

@@ -181,6 +181,12 @@ static int32_t head(struct bp_session *s, struct bp_error *err)
     return bpi_site_run(s, &s->head, s->dense, -1, &x, s->output_norm, &y, NULL, err);
 }
 
+static uint64_t guard_elems(const struct bp_session *s)
+{
+    return (uint64_t)s->n_moe * s->step.n_tok * s->hp->n_expert_used;
+}
+
+/* One wait a step: logits and what the guard looks at come over together. */
 int32_t bpi_step_finish(struct bp_session *s, struct bp_error *err)
 {
     const struct bpi_step *st = &s->step;
@@ -190,6 +196,9 @@ int32_t bpi_step_finish(struct bp_session *s, struct bp_error *err)
                                 (uint64_t)st->n_logits * s->hp->n_vocab * sizeof(float),
                                 BP_COPY_D2H, err));
     }
+    if (s->guard_host != NULL)
+        BP_TRY(bpi_session_copy(s, s->guard_host, s->moe_w, guard_elems(s) * sizeof(float),
+                                BP_COPY_D2H, err));
     BP_TRY(bpi_session_sync(s, err));
     return bpi_tap_emit(s, BPI_TAP_LOGITS, -1, &y, err);
 }
@@ -252,13 +261,25 @@ void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t)
     }
 }
 
+/* A router that meets NaN chooses nobody and gives NaN for weights, which then reach nothing: they are looked at in place
+ * of its logits where those cannot be read. */
+static void guard_weights(struct bp_session *s)
+{
+    const uint64_t n = guard_elems(s), k = s->hp->n_expert_used;
+    for (uint64_t at = 0; at < n; at += k) {
+        if (!row_is_finite(s->guard_host + at, k)) s->bad_row[at / k % s->step.n_tok] = 1;
+    }
+}
+
 /* Marks rows whose residual or logits are not finite, besides those that bpi_step_guard() marked; true when there are
- * some. On a device only logits are looked at: reading the residual back would cost a copy per step. */
+ * some. On a device only logits and the router's weights are looked at: reading the residual back would cost a copy per
+ * step, and what is not finite there reaches the logits. NaN that only the index meets is not seen there. */
 static bool find_bad_rows(struct bp_session *s)
 {
     const struct bpi_step *st = &s->step;
     struct bp_tensor x = bpi_t2(s->x, BP_DT_F32, st->n_tok, s->hp->n_embd);
     bpi_step_guard(s, &x);
+    if (s->guard_host != NULL) guard_weights(s);
     for (uint32_t i = 0; i < st->n_logits; ++i) {
         if (!row_is_finite(s->logits_host + (uint64_t)i * s->hp->n_vocab, s->hp->n_vocab)) {
             s->bad_row[st->logit_row[i]] = 1;
@@ -293,17 +314,40 @@ static int32_t check_files(const struct bp_session *s, struct bp_error *err)
     return bpi_gguf_check_files(bpi_model_gguf(s->model->m), err);
 }
 
+/* A device that is lost takes everything on it along: no later step may look as if it worked. */
+static int32_t check_device(const struct bp_session *s, struct bp_error *err)
+{
+    if (s->lost.code == BP_OK) return BP_OK;
+    return bpi_fail(err, BP_E_DEVICE_LOST, "engine", s->lost.where,
+                    "the device was lost in an earlier step, so this session takes no more: %.380s",
+                    s->lost.msg);
+}
+
+/* Nothing may still read the staging when the next step fills it. */
+static void after_failure(struct bp_session *s, int32_t rc, const struct bp_error *why)
+{
+    struct bp_error ignored = BP_ERROR_INIT;
+    if (rc == BP_E_DEVICE_LOST) {
+        if (s->lost.code == BP_OK && why != NULL) s->lost = *why;
+        s->lost.code = rc;
+    } else if (s->stream != NULL) {
+        (void)bpi_session_sync(s, &ignored);
+    }
+}
+
 /* Until the step is known to be good its tokens can be taken back. */
 int32_t bpi_step_open(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items,
                       struct bp_error *err)
 {
     s->step.n_items = s->step.n_logits = 0;
+    BP_TRY(check_device(s, err));
     BP_TRY(check_items(s, items, n_items, err));
     int32_t rc = reserve(s, items, n_items, err);
     if (rc == BP_OK) rc = bpi_step_build(s, items, n_items, err);
     if (rc == BP_OK) return BP_OK;
     s->step.n_items = s->step.n_logits = 0;
     take_back(s, items, n_items);
+    after_failure(s, rc, err);
     return rc;
 }
 
@@ -322,6 +366,7 @@ int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, 
 fail:
     s->step.n_items = s->step.n_logits = 0;
     take_back(s, items, n_items);
+    after_failure(s, rc, err);
     return rc;
 }
 

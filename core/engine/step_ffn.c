@@ -19,7 +19,7 @@ static int32_t moe_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)
     struct bpi_layer *l = &s->layers[il];
     const struct bpi_hparams *hp = s->hp;
     int32_t layer = (int32_t)il;
-    int64_t n = s->step.n_tok;
+    const int64_t n = s->step.n_tok, k = hp->n_expert_used;
     struct bp_tensor x = bpi_t2(s->x, BP_DT_F32, n, hp->n_embd),
                      h = bpi_t2(s->h, s->act, n, hp->n_embd);
     struct bp_tensor logits = bpi_t2(s->router, BP_DT_F32, n, hp->n_expert);
@@ -32,8 +32,9 @@ static int32_t moe_ffn(struct bp_session *s, uint32_t il, struct bp_error *err)
     struct bp_launch launch = bpi_step_launch(s, l->moe, layer);
     struct bp_moe_route_args r = {.h = BP_HDR(struct bp_moe_route_args, scale),
                                   .logits = logits,
-                                  .ids = bpi_t2(s->moe_ids, BP_DT_I32, n, hp->n_expert_used),
-                                  .weights = bpi_t2(s->moe_w, BP_DT_F32, n, hp->n_expert_used),
+                                  .ids = bpi_t2(s->moe_ids, BP_DT_I32, n, k),
+                                  .weights =
+                                      bpi_t2(s->moe_w + l->moe_number * (n * k), BP_DT_F32, n, k),
                                   .gating = hp->gating,
                                   .group_score = hp->group_score,
                                   .n_group = hp->n_group,

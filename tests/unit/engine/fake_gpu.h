@@ -64,8 +64,8 @@ static bool gpu_absent; /* the plugin finds no device */
 static uint64_t gpu_free_bytes = UINT64_C(1) << 34;
 static int gpu_lost_in = -1; /* calls until the device is lost */
 static int gpu_fail_end;     /* captures that fail to end */
-static int gpu_nan_kind = -1, gpu_nan_layer,
-           gpu_nan_row; /* the output row of this call becomes NaN */
+static int gpu_nan_kind = -1, gpu_nan_layer, gpu_nan_row,
+           gpu_nan_width /* 0: any */; /* the output row of this call becomes NaN */
 /* what it sees */
 static int gpu_begins, gpu_launches, gpu_graphs, gpu_calls, gpu_syncs, gpu_plans;
 static bool gpu_lost;
@@ -102,11 +102,49 @@ static int32_t gpu_is_lost(struct bp_error *err)
                     : BP_OK;
 }
 
+/* All device memory lies in one range, so that a kernel's access to it is one call. */
+static unsigned char *gpu_range;
+static size_t gpu_range_used;
+static int gpu_live;
+enum { GPU_RANGE = 1 << 30 };
+
 static void gpu_open_all(int rights)
 {
-    for (int i = 0; i < n_blocks; ++i) {
-        if (blocks[i].p != NULL) access_to(&blocks[i], rights);
+    if (gpu_range_used != 0) ck_assert_int_eq(mprotect(gpu_range, gpu_range_used, rights), 0);
+}
+
+static int32_t gpu_take(uint64_t n_bytes, void **out)
+{
+    if (gpu_range == NULL) {
+        gpu_range =
+            mmap(NULL, GPU_RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        ck_assert(gpu_range != MAP_FAILED);
     }
+    ck_assert_int_lt(n_blocks, MAX_BLOCKS);
+    struct block *b = &blocks[n_blocks++];
+    b->n_bytes = whole_pages(n_bytes);
+    b->p = gpu_range + gpu_range_used;
+    gpu_range_used += b->n_bytes;
+    ck_assert_uint_le(gpu_range_used, GPU_RANGE);
+    ++gpu_live;
+    *out = b->p;
+    return BP_OK;
+}
+
+static void gpu_free(void *self, uint32_t mem, void *p)
+{
+    if (mem == BP_MEM_PINNED || p == NULL) {
+        dev_free(self, mem, p);
+        return;
+    }
+    int at = 0;
+    while (at < n_blocks && blocks[at].p != p) ++at;
+    ck_assert_msg(at < n_blocks, "freed what was not allocated, or twice");
+    blocks[at].p = NULL;
+    if (--gpu_live != 0) return;
+    ck_assert_int_eq(madvise(gpu_range, gpu_range_used, MADV_DONTNEED), 0); /* zeroes it */
+    gpu_range_used = 0;
+    n_blocks = 0;
 }
 
 static void gpu_meta(struct gpu_rec *r, int meta)
@@ -196,7 +234,7 @@ static void gpu_plant_nan(const struct gpu_rec *r, const struct bp_op_base *base
     uint32_t n = 16, i = 0;
     ck_assert_int_eq(base->tensors(r->self, number, r->args, t, &n), BP_OK);
     while ((t[i].access & BP_OUT) == 0) ++i;
-    if (gpu_nan_row >= t[i].dim[0]) return;
+    if (gpu_nan_row >= t[i].dim[0] || (gpu_nan_width != 0 && t[i].dim[1] != gpu_nan_width)) return;
     const int64_t at = gpu_nan_row * t[i].stride[0];
     if (t[i].dtype == BP_DT_F32)
         ((float *)t[i].data)[at] = (float)__builtin_nan("");
@@ -341,7 +379,7 @@ static int32_t gpu_alloc(void *self, uint32_t mem, uint64_t n_bytes, void **out,
 {
     ck_assert_msg(gpu_recording == NULL, "alloc() inside of a capture");
     BP_TRY(gpu_is_lost(err));
-    return dev_alloc(self, mem, n_bytes, out, err);
+    return mem == BP_MEM_PINNED ? dev_alloc(self, mem, n_bytes, out, err) : gpu_take(n_bytes, out);
 }
 static int32_t gpu_copy(void *self, void *dst, const void *src, uint64_t n, uint32_t dir,
                         void *stream, struct bp_error *err)
@@ -477,6 +515,7 @@ static const struct bp_plugin_desc *gpu_query(const struct bp_query *q)
     gpu_device.props = gpu_props;
     gpu_device.mem_info = gpu_mem_info;
     gpu_device.alloc = gpu_alloc;
+    gpu_device.free = gpu_free;
     gpu_device.copy = gpu_copy;
     gpu_device.stream_sync = gpu_sync;
     gpu_device.graph_begin = gpu_graph_begin;

@@ -119,9 +119,8 @@ static struct out run_scenario(const char *path, const char *const *set)
     struct rig r = open_on(path, set);
     struct out o = scenario(&r);
     rig_close(&r);
-    for (int i = 0; i < n_blocks; ++i) ck_assert_ptr_null(blocks[i].p);
+    ck_assert_int_eq(gpu_live, 0);
     ck_assert_int_eq(gpu_graphs, 0);
-    n_blocks = 0;
     return o;
 }
 
@@ -404,6 +403,118 @@ START_TEST(activations_in_bf16)
 }
 END_TEST
 
+/* ---- NaN ---- */
+
+static const struct {
+    int kind, layer, width; /* width of the call's output, 0: any */
+    const char *where;
+} nans[] = {
+    {K_DECODE, 1, 0, "blk.1.attn.o_lat"},
+    {K_MATMUL, 3, 16, "blk.3.moe.router"}}; /* reaches no logits: the router chooses nobody */
+
+/* One sequence of three fails, in the step in which it happens; the others go on with the bits that they would have
+ * had without it. Captured and not. */
+START_TEST(nan_stays_in_its_sequence)
+{
+    const char *const *const set = _i % 2 == 0 ? graphs : eager;
+    struct rig r = open_on(ZOO("zoo-v3"), set);
+    struct bp_error err = BP_ERROR_INIT;
+    struct out clean = {NULL, 0, 0}, o = {NULL, 0, 0};
+    const int32_t ids[3] = {7, 8, 9};
+    for (int i = 0; i < 6; ++i) decode_step(&r, ids, 3, 7, &clean);
+    for (uint32_t i = 0; i < 3; ++i) must(bp_seq_reset(r.s, i, &err), &err);
+    for (int i = 0; i < 3; ++i) decode_step(&r, ids, 3, 7, &o);
+    gpu_nan_kind = nans[_i / 2].kind;
+    gpu_nan_width = nans[_i / 2].width;
+    gpu_nan_layer = nans[_i / 2].layer;
+    gpu_nan_row = 1;
+    struct bp_step_item it[3];
+    for (uint32_t i = 0; i < 3; ++i) it[i] = item(i, ids + i, 1, 1, BP_STEP_DECODE);
+    ck_assert_int_eq(bp_session_step(r.s, it, 3, &err), BP_E_NUMERIC);
+    expect(err.msg, nans[_i / 2].where);
+    expect(err.msg, "sequence 1");
+    gpu_nan_kind = -1;
+    ck_assert_int_eq(gpu_begins, _i % 2 == 0 ? 1 : 0);
+    for (uint32_t i = 0; i < 3; ++i) keep(&o, bp_session_logits(r.s, i, 0), r.n_vocab);
+    bpi_error_clear(&err);
+    ck_assert_int_eq(bp_session_step(r.s, it, 3, &err), BP_E_ARG);
+    expect(err.msg, "sequence 1 failed");
+    bpi_error_clear(&err);
+    it[1] = it[2];
+    must(bp_session_step(r.s, it, 2, &err), &err);
+    const size_t n = r.n_vocab;
+    for (uint32_t i = 0; i < 3; i += 2) {
+        ck_assert(same_bits(clean.v + (9 + i) * n, o.v + (9 + i) * n, (uint32_t)n));
+        ck_assert(same_bits(clean.v + (12 + i) * n, bp_session_logits(r.s, i / 2, 0), (uint32_t)n));
+    }
+    free(clean.v);
+    free(o.v);
+    rig_close(&r);
+}
+END_TEST
+
+/* ---- a device that is lost ---- */
+
+static void mend_device(void)
+{
+    ck_assert_int_eq(gpu_graphs, 0);
+    ck_assert_int_eq(gpu_live, 0);
+    gpu_lost_in = -1;
+    gpu_lost = false;
+    n_dev_streams = n_devs = 0;
+}
+
+/* At whatever call: one sentence, then the same reason for every further step, and closing works. */
+START_TEST(lost_at_any_call)
+{
+    const char *const *const set = _i == 0 ? graphs : eager;
+    const int32_t ids[2] = {7, 8};
+    bool whole = false;
+    for (int at = 1; !whole; at += at < 12 ? 1 : 7) {
+        struct rig r = open_on(ZOO("zoo-glm47flash"), set);
+        struct bp_error err = BP_ERROR_INIT, again = BP_ERROR_INIT;
+        struct bp_step_item it = item(0, ids, 1, 1, BP_STEP_DECODE);
+        int32_t rc = BP_OK;
+        gpu_lost_in = at;
+        for (int i = 0; i < 4 && rc == BP_OK; ++i) rc = bp_session_step(r.s, &it, 1, &err);
+        whole = rc == BP_OK;
+        if (whole) {
+            ck_assert_int_gt(at, 40);
+        } else {
+            ck_assert_int_eq(rc, BP_E_DEVICE_LOST);
+            expect(err.msg, "the card fell off the bus");
+            expect(err.msg, "fakegpu");
+            ck_assert_int_eq(bp_session_step(r.s, &it, 1, &again), BP_E_DEVICE_LOST);
+            expect(again.msg, "in an earlier step");
+            expect(again.msg, "the card fell off the bus");
+        }
+        rig_close(&r);
+        mend_device();
+    }
+}
+END_TEST
+
+START_TEST(lost_while_opening)
+{
+    int opened = 0;
+    for (int at = 1; opened == 0; at += at < 40 ? 1 : 7) {
+        struct rig r;
+        struct bp_error err = BP_ERROR_INIT;
+        gpu_lost_in = at;
+        int32_t rc = try_open(&r, ZOO("zoo-glm47flash"), graphs, &err);
+        if (rc == BP_OK) {
+            opened = at;
+        } else {
+            ck_assert_int_eq(rc, BP_E_DEVICE_LOST);
+            expect(err.msg, "the card fell off the bus");
+        }
+        rig_close(&r);
+        mend_device();
+    }
+    ck_assert_int_gt(opened, 20);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("device_session");
@@ -421,6 +532,9 @@ int main(void)
     tcase_add_test(tc, a_device_that_is_not_there);
     tcase_add_loop_test(tc, one_without_bf16, 0, G_TABLES);
     tcase_add_loop_test(tc, activations_in_bf16, 0, 2);
+    tcase_add_loop_test(tc, nan_stays_in_its_sequence, 0, 4);
+    tcase_add_loop_test(tc, lost_at_any_call, 0, 2);
+    tcase_add_test(tc, lost_while_opening);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
