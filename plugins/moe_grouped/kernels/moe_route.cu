@@ -1,7 +1,9 @@
 /* moe_route.cu - the router: one warp per token, scores in shared memory, ties to the lowest expert.
  * Source: DeepSeek-V2 (2024) for softmax and groups by their maximum, DeepSeek-V3 (2024) for sigmoid, the bias that
  * acts on the choice only, and groups by the sum of their two best. Restated from slot_moe.h.
- * Numeric: f32; softmax corrects the rounding of logit - maximum, which exp would magnify. A row depends on itself only.
+ * Numeric: f32; softmax corrects the rounding of logit - maximum, which exp would magnify. Without a bias experts are
+ * chosen by their logits, which order them as the scores do and are told apart where scores are all near 0 or 1.
+ * A row depends on itself only.
  * SPDX-License-Identifier: MIT */
 #include "moe_kernels.h"
 
@@ -43,10 +45,11 @@ __device__ float exp_below(float z, float top)
 }
 
 /* Fills p and sel; false in all lanes when the row holds a NaN. */
-__device__ bool score(const moe_route_call &c, const float *z, float *p, float *sel, int lane)
+__device__ bool score(const moe_route_call &c, const float *z, float *p, float *sel, int lane, float &top, float &sum)
 {
-    float top = -INFINITY, sum = 0.0f;
     bool bad = false;
+    top = -INFINITY;
+    sum = 0.0f;
     if (c.softmax) {
         for (int i = lane; i < c.n_expert; i += 32) top = fmaxf(top, z[i]);
         for (int d = 16; d > 0; d >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
@@ -58,10 +61,18 @@ __device__ bool score(const moe_route_call &c, const float *z, float *p, float *
     }
     for (int i = lane; i < c.n_expert; i += 32) {
         p[i] = c.softmax ? p[i] / sum : 1.0f / (1.0f + expf(-z[i]));
-        sel[i] = c.bias != nullptr ? p[i] + c.bias[i] : p[i];
-        bad = bad || isnan(sel[i]);
+        sel[i] = c.bias != nullptr ? p[i] + c.bias[i] : z[i];
+        bad = bad || isnan(p[i]) || isnan(sel[i]);
     }
     return __any_sync(0xffffffffu, bad) == 0;
+}
+
+/* The sum of a group's two best scores, or what orders groups as it does: of softmax the logarithm. */
+__device__ float sum_of_two(const moe_route_call &c, float best, float second)
+{
+    if (c.bias != nullptr) return best + second;
+    if (c.softmax) return second == -INFINITY ? best : best + log1pf(expf(second - best));
+    return 1.0f / (1.0f + expf(-best)) + 1.0f / (1.0f + expf(-second));
 }
 
 /* Lanes take groups in turn; a group's scores are few. */
@@ -79,12 +90,11 @@ __device__ void score_groups(const moe_route_call &c, const float *sel, float *g
                 second = v;
             }
         }
-        group[g] = c.top2 && size > 1 ? best + second : best;
+        group[g] = c.top2 && size > 1 ? sum_of_two(c, best, second) : best;
     }
 }
 
-/* Sets the taken mark of all experts whose group does not stay. mark: one byte of group numbers is not needed, because
- * a dropped expert is marked in place: its selection score becomes NaN, which nothing chooses. */
+/* Drops the experts of all groups but the best. What may not be chosen any more has NaN as its score. */
 __device__ void drop_groups(const moe_route_call &c, float *sel, float *group, int lane)
 {
     const int size = c.n_expert / c.n_group;
@@ -109,6 +119,19 @@ __device__ void drop_groups(const moe_route_call &c, float *sel, float *group, i
     __syncwarp();
 }
 
+/* A bias can choose experts whose shares are below what f32 holds; normalising makes numbers of them again. Rare, so in
+ * double. */
+__device__ __noinline__ void weigh_small(const moe_route_call &c, const float *z, float top, float all, const int32_t *ids,
+                                         float *weights)
+{
+    double sum = 1e-20;
+    for (int k = 0; k < c.n_used; ++k)
+        if (ids[k] >= 0) sum += exp(static_cast<double>(z[ids[k]]) - top) / all;
+    for (int k = 0; k < c.n_used; ++k)
+        if (ids[k] >= 0)
+            weights[k] = static_cast<float>(exp(static_cast<double>(z[ids[k]]) - top) / all / sum * c.scale);
+}
+
 __global__ void __launch_bounds__(32) route_kernel(moe_route_call c)
 {
     extern __shared__ float scores[];
@@ -117,7 +140,9 @@ __global__ void __launch_bounds__(32) route_kernel(moe_route_call c)
     const int64_t t = blockIdx.x;
     int32_t *ids = c.ids + t * c.ids_stride;
     float *weights = c.weights + t * c.weights_stride;
-    if (!score(c, c.logits + t * c.logits_stride, p, sel, lane)) {
+    const float *z = c.logits + t * c.logits_stride;
+    float top, all;
+    if (!score(c, z, p, sel, lane, top, all)) {
         for (int k = lane; k < c.n_used; k += 32) {
             ids[k] = -1;
             weights[k] = NAN;
@@ -145,10 +170,13 @@ __global__ void __launch_bounds__(32) route_kernel(moe_route_call c)
         }
         __syncwarp();
     }
-    const float by = c.normalize ? sum + 1e-20f : 1.0f;
-    if (lane == 0) {
-        for (int k = 0; k < c.n_used; ++k) weights[k] = weights[k] / by * c.scale;
+    if (lane != 0) return;
+    if (c.softmax && c.normalize && sum < 1e-12f) {
+        weigh_small(c, z, top, all, ids, weights);
+        return;
     }
+    const float by = c.normalize ? sum + 1e-20f : 1.0f;
+    for (int k = 0; k < c.n_used; ++k) weights[k] = weights[k] / by * c.scale;
 }
 
 } // namespace
