@@ -46,6 +46,7 @@ struct kit_device {
     struct segment segments[MAX_SEGMENTS], scratch;
     uint32_t n_segments;
     struct twin twins[MAX_TWINS];
+    const void *in_scratch; /* which host block stands behind the scratch of the present call */
     uint32_t n_twins, n_calls;
     void *pinned;
     const unsigned char *pinned_host;
@@ -330,6 +331,7 @@ static int32_t carry_pinned(struct kit_device *d, struct bp_launch *l, struct bp
 static int32_t carry_launch(struct kit_device *d, struct bp_launch *l, struct bp_error *err)
 {
     uint64_t scratch = (uintptr_t)l->scratch;
+    d->in_scratch = l->scratch;
     l->dev = &d->dev;
     l->stream = d->stream;
     for (int i = 0; i < 2; ++i) l->aux[i] = d->n_calls % 2 == 0 ? d->aux[i] : NULL;
@@ -345,11 +347,12 @@ static int32_t upload(struct kit_device *d, struct bp_error *err)
 {
     for (uint32_t i = 0; i < d->n_twins; ++i) {
         const struct twin *t = &d->twins[i];
+        if (t->kind == TWIN_SCRATCH && t->host != d->in_scratch) continue;
         if (t->kind != TWIN_SCRATCH) {
             if (t->n_bytes != 0) memcpy(d->segments[t->segment].image + t->at, t->host, t->n_bytes);
             continue;
         }
-        BP_TRY(d->vt->fill(d->op.self, d->scratch.device, CANARY, d->scratch.used, d->stream, err));
+        BP_TRY(d->vt->fill(d->op.self, d->scratch.device, CANARY, t->at + t->n_bytes + ROOM, d->stream, err));
         if (t->n_bytes != 0)
             BP_TRY(d->vt->fill(d->op.self, d->scratch.device + t->at, 0xff, t->n_bytes, d->stream,
                                err));
@@ -451,6 +454,7 @@ static int32_t download(struct kit_device *d, struct bp_error *err)
     BP_TRY(d->vt->stream_sync(d->op.self, d->stream, err));
     for (uint32_t i = 0; i < d->n_twins; ++i) {
         const struct twin *t = &d->twins[i];
+        if (t->kind == TWIN_SCRATCH && t->host != d->in_scratch) continue;
         if (t->kind != TWIN_SCRATCH) {
             take_back(d, t);
             continue;
