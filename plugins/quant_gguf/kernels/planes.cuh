@@ -1,0 +1,551 @@
+/* planes.cuh - weights as the products read them: strips of 16 rows, cut along the columns into steps of 256 (128 for the
+ * 16-bit floats). A step is a run of 16-byte words, one per lane and load, that hold the codes in the order in which a
+ * lane needs them for mma m16n8k16, and behind them the scales of the 16 rows. One step is one stream of whole sectors.
+ *
+ * Lane 4 g + j owns rows g and g + 8. Of each group of 32 columns it owns eight, e = 0..7: columns 8 j + e, or, where a
+ * scale is for 16 columns (SUB16), 4 j + e for e < 4 and 16 + 4 j + e - 4 above. The order of columns inside a product
+ * does not matter, as long as x is read in the same one. Codes become bf16 in registers, two at a time: 0x4300 with the
+ * code in its low bits is 128 + code, exactly; a subtraction takes 128 and the format's own bias away.
+ *
+ * A format: codes (C), scales (H); struct fmt at the end binds them. Values are those of core/block, bit for bit.
+ * Not here: products (gemv.cuh), writing this layout (repack.cu). SPDX-License-Identifier: MIT */
+#ifndef QUANT_GGUF_PLANES_CUH
+#define QUANT_GGUF_PLANES_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "backplane/cuda/block.cuh"
+
+namespace planes
+{
+
+constexpr int STRIP = 16; /* rows */
+constexpr int LANES = 32;
+
+/* ---- instructions ---- */
+
+/* Weights are read once: they shall not push x out of the first cache. */
+__device__ __forceinline__ uint4 load_stream(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+__device__ __forceinline__ uint2 load_stream8(const void *p)
+{
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ uint32_t load_stream4(const void *p)
+{
+    uint32_t v;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ uint32_t load_stream2(const void *p)
+{
+    uint16_t v;
+    asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ uint32_t sub_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t v;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+    return v;
+}
+__device__ __forceinline__ float low_half(uint32_t w)
+{
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(w & 0xffffu)));
+}
+__device__ __forceinline__ float high_half(uint32_t w)
+{
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(w >> 16)));
+}
+/* 2^23 + byte n of w. */
+__device__ __forceinline__ float byte_float(uint32_t w, int n)
+{
+    return __uint_as_float(__byte_perm(w, 0x4b000000u, 0x7440u | static_cast<uint32_t>(n)));
+}
+/* Moves bit `from` to bit `to`, and its neighbours with it. */
+template <int FROM, int TO> __device__ __forceinline__ uint32_t move_bit(uint32_t w)
+{
+    if constexpr (FROM >= TO) return w >> (FROM - TO);
+    else return w << (TO - FROM);
+}
+__device__ __forceinline__ uint32_t word(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+constexpr uint32_t MAGIC = 0x43004300u; /* 128, twice */
+
+/* ---- codes: NQ words of 16 bytes a lane; pair<G, P>(q, r, part): e = 2 P and 2 P + 1 of group G, row g + 8 r, as bf16.
+ * last<V>: the last group that needs q[V], which may be loaded for the next step after it.
+ * Packing: pack(v, w, code): word w of the v-th load, from code(r, G, e), an unsigned number. ---- */
+
+constexpr int STEP = 256;
+
+/* Bits 0-3 in a plane of nibbles, bits 4.. in a plane of HIGH (0, 1, 2) bits each. */
+template <int HIGH, int BIAS> struct nibbles {
+    static constexpr int K = STEP, NQ = 4 + HIGH, PARTS = 1;
+    template <int V> static constexpr int last = V < 4 ? 2 * V + 1 : HIGH == 2 && V == 4 ? 3 : 7;
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int)
+    {
+        uint32_t v = (word(q[G / 2], (G & 1) * 2 + r) >> (4 * P) & 0x000f000fu) | MAGIC;
+        if constexpr (HIGH == 1) {
+            v |= move_bit<(G & 3) * 4 + P, 4>(word(q[4], r * 2 + (G >> 2))) & 0x00100010u;
+        } else if constexpr (HIGH == 2) {
+            v |= move_bit<2 * ((G & 1) * 4 + P), 4>(word(q[4 + (G >> 2)], (G >> 1 & 1) * 2 + r)) & 0x00300030u;
+        }
+        return sub_bf16x2(v, (0x4300u + BIAS) * 0x10001u);
+    }
+    template <class F> __device__ static uint32_t pack(int v, int w, F code)
+    {
+        uint32_t out = 0;
+        if (v < 4) {
+            for (int e = 0; e < 8; ++e)
+                out |= (code(w & 1, 2 * v + (w >> 1), e) & 15u) << (4 * (e >> 1) + 16 * (e & 1));
+        } else if (HIGH == 1) {
+            for (int i = 0; i < 32; ++i) {
+                const int g = i >> 3, e = i & 7;
+                out |= (code(w >> 1, 4 * (w & 1) + g, e) >> 4 & 1u) << (4 * g + (e >> 1) + 16 * (e & 1));
+            }
+        } else {
+            for (int i = 0; i < 16; ++i) {
+                const int g = i >> 3, e = i & 7;
+                out |= (code(w & 1, 4 * (v - 4) + 2 * (w >> 1) + g, e) >> 4 & 3u)
+                       << (2 * (4 * g + (e >> 1)) + 16 * (e & 1));
+            }
+        }
+        return out;
+    }
+};
+
+/* Bits 0-1 in a plane of pairs, bit 2 in a plane of bits when HIGH is 1. */
+template <int HIGH, int BIAS> struct two_bits {
+    static constexpr int K = STEP, NQ = 2 + HIGH, PARTS = 1;
+    template <int V> static constexpr int last = V == 0 ? 3 : 7;
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int)
+    {
+        uint32_t v =
+            (move_bit<2 * ((G & 1) * 4 + P), 0>(word(q[G >> 2], (G >> 1 & 1) * 2 + r)) & 0x00030003u) | MAGIC;
+        if constexpr (HIGH == 1) v |= move_bit<(G & 3) * 4 + P, 2>(word(q[2], r * 2 + (G >> 2))) & 0x00040004u;
+        return sub_bf16x2(v, (0x4300u + BIAS) * 0x10001u);
+    }
+    template <class F> __device__ static uint32_t pack(int v, int w, F code)
+    {
+        uint32_t out = 0;
+        if (v < 2) {
+            for (int i = 0; i < 16; ++i) {
+                const int g = i >> 3, e = i & 7;
+                out |= (code(w & 1, 4 * v + 2 * (w >> 1) + g, e) & 3u) << (2 * (4 * g + (e >> 1)) + 16 * (e & 1));
+            }
+        } else {
+            for (int i = 0; i < 32; ++i) {
+                const int g = i >> 3, e = i & 7;
+                out |= (code(w >> 1, 4 * (w & 1) + g, e) >> 2 & 1u) << (4 * g + (e >> 1) + 16 * (e & 1));
+            }
+        }
+        return out;
+    }
+};
+
+/* Signed bytes. Seven bits fit behind 0x4300, and bit 7 is the lowest bit of the exponent there: 128 or 256, which is
+ * what has to be taken away. */
+struct bytes {
+    static constexpr int K = STEP, NQ = 8, PARTS = 1;
+    template <int V> static constexpr int last = V;
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int)
+    {
+        const uint32_t v = word(q[G], r * 2 + (P >> 1)) >> (8 * (P & 1));
+        return sub_bf16x2((v & 0x007f007fu) | MAGIC, (v & 0x00800080u) | MAGIC);
+    }
+    template <class F> __device__ static uint32_t pack(int v, int w, F code)
+    {
+        uint32_t out = 0;
+        for (int i = 0; i < 4; ++i)
+            out |= (code(w >> 1, v, 4 * (w & 1) + i) & 255u) << (8 * ((i >> 1) + 2 * (i & 1)));
+        return out;
+    }
+};
+
+/* Nibbles that choose one of sixteen levels, given as the high and the low bytes of their bf16. T: high[4], low[4]. */
+template <class T> struct levels {
+    static constexpr int K = STEP, NQ = 4, PARTS = 1;
+    template <int V> static constexpr int last = 2 * V + 1;
+    __device__ static uint32_t choose(const uint32_t (&t)[4], uint32_t below8, uint32_t which)
+    {
+        return __byte_perm(__byte_perm(t[0], t[1], below8), __byte_perm(t[2], t[3], below8), which);
+    }
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int)
+    {
+        /* Of the two pairs of a half word most is the same; the compiler keeps it. */
+        const uint32_t v = word(q[G / 2], (G & 1) * 2 + r) >> (16 * (P >> 1));
+        const uint32_t below8 = v & 0x7777u, which = (v >> 1 & 0x4444u) | 0x3210u;
+        constexpr uint32_t low[4] = {T::low[0], T::low[1], T::low[2], T::low[3]};
+        constexpr uint32_t high[4] = {T::high[0], T::high[1], T::high[2], T::high[3]};
+        return __byte_perm(choose(low, below8, which), choose(high, below8, which), (P & 1) == 0 ? 0x5140u : 0x7362u);
+    }
+    template <class F> __device__ static uint32_t pack(int v, int w, F code)
+    {
+        uint32_t out = 0;
+        for (int e = 0; e < 8; ++e) out |= (code(w & 1, 2 * v + (w >> 1), e) & 15u) << (4 * e);
+        return out;
+    }
+};
+/* bf16 of an integer below 2^8. */
+constexpr uint32_t bf16_of(int v)
+{
+    uint32_t exponent = 127, magnitude = static_cast<uint32_t>(v < 0 ? -v : v) << 7;
+    if (v == 0) return 0;
+    while (magnitude >= 0x100u) magnitude >>= 1, ++exponent;
+    while (magnitude < 0x80u) magnitude <<= 1, --exponent;
+    return (v < 0 ? 0x8000u : 0u) | exponent << 7 | (magnitude & 0x7fu);
+}
+/* magnitude above loses bits it shifts out: none, for integers of at most seven bits after the first. */
+constexpr uint32_t level_bytes(const int (&levels)[16], int first, int shift)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 4; ++i) out |= (bf16_of(levels[first + i]) >> shift & 255u) << (8 * i);
+    return out;
+}
+struct iq4_levels {
+    static constexpr int of[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    static constexpr uint32_t high[4] = {level_bytes(of, 0, 8), level_bytes(of, 4, 8), level_bytes(of, 8, 8),
+                                         level_bytes(of, 12, 8)};
+    static constexpr uint32_t low[4] = {level_bytes(of, 0, 0), level_bytes(of, 4, 0), level_bytes(of, 8, 0),
+                                        level_bytes(of, 12, 0)};
+};
+struct e2m1_levels { /* doubled, as the scales are halved */
+    static constexpr int of[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    static constexpr uint32_t high[4] = {level_bytes(of, 0, 8), level_bytes(of, 4, 8), level_bytes(of, 8, 8),
+                                         level_bytes(of, 12, 8)};
+    static constexpr uint32_t low[4] = {level_bytes(of, 0, 0), level_bytes(of, 4, 0), level_bytes(of, 8, 0),
+                                        level_bytes(of, 12, 0)};
+};
+
+/* bf16 as it is; f16 as two bf16 that add up to it (eight bits and the three below). */
+template <bool F16> struct shorts {
+    static constexpr int K = 128, NQ = 8, PARTS = F16 ? 2 : 1;
+    template <int V> static constexpr int last = V / 2;
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int part)
+    {
+        const uint32_t v = word(q[2 * G + (P >> 1)], (P & 1) * 2 + r);
+        if constexpr (!F16) return v;
+        const float a = low_half(v), b = high_half(v);
+        const uint32_t x = __float_as_uint(a), y = __float_as_uint(b), top = __byte_perm(x, y, 0x7632u);
+        if (part == 0) return top;
+        /* Infinity minus itself is NaN; the low part of what is not finite is nothing. */
+        const float low_a = a - __uint_as_float(x & 0xffff0000u), low_b = b - __uint_as_float(y & 0xffff0000u);
+        return __byte_perm(__float_as_uint(low_a == low_a ? low_a : 0.0f),
+                           __float_as_uint(low_b == low_b ? low_b : 0.0f), 0x7632u);
+    }
+    template <class F> __device__ static uint32_t pack(int v, int w, F code)
+    {
+        const int e = 4 * (v & 1) + 2 * (w >> 1);
+        return (code(w & 1, v >> 1, e) & 0xffffu) | code(w & 1, v >> 1, e + 1) << 16;
+    }
+};
+
+/* ---- scales: HB bytes a row in a first array, HB2 in a second; load(), then open() once a step; scale(G, s) and min(G, s)
+ * of row g + 8 r, s: which 16 of the group. What open() left stays when the next step is loaded. Packing: store(block(n), first, second): block(n) is the n-th block of the row's
+ * step, NULL where the row has none. ---- */
+
+struct no_scales {
+    static constexpr int HB = 0, HB2 = 0;
+    static constexpr bool SUB16 = false, MIN = false, NONE = true;
+    __device__ void load(const unsigned char *, const unsigned char *) {}
+    __device__ void open() {}
+    __device__ float scale(int, int) const { return 1.0f; }
+    __device__ float min(int, int) const { return 0.0f; }
+    template <class B> __device__ static void store(B, unsigned char *, unsigned char *) {}
+};
+
+/* Eight halves, one for each 32 columns. With MIN eight more, of what is added. AT: where the block has them. */
+template <bool WITH_MIN> struct halves {
+    static constexpr int HB = 16, HB2 = WITH_MIN ? 16 : 0;
+    static constexpr bool SUB16 = false, MIN = WITH_MIN, NONE = false;
+    uint4 next_d, next_m, d, m;
+    __device__ void load(const unsigned char *first, const unsigned char *second)
+    {
+        next_d = load_stream(first);
+        if (WITH_MIN) next_m = load_stream(second);
+    }
+    __device__ void open()
+    {
+        d = next_d;
+        if (WITH_MIN) m = next_m;
+    }
+    __device__ float scale(int G, int) const
+    {
+        return (G & 1) == 0 ? low_half(word(d, G >> 1)) : high_half(word(d, G >> 1));
+    }
+    __device__ float min(int G, int) const
+    {
+        return (G & 1) == 0 ? -low_half(word(m, G >> 1)) : -high_half(word(m, G >> 1));
+    }
+    template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *second)
+    {
+        for (int n = 0; n < 8; ++n) {
+            const unsigned char *b = block(n);
+            reinterpret_cast<uint16_t *>(first)[n] = static_cast<uint16_t>(b != nullptr ? bp_block_u16(b) : 0);
+            if (WITH_MIN)
+                reinterpret_cast<uint16_t *>(second)[n] = static_cast<uint16_t>(b != nullptr ? bp_block_u16(b + 2) : 0);
+        }
+    }
+};
+
+/* Q4_K, Q5_K: d, dmin and twelve bytes, as the block has them. */
+struct k45 {
+    static constexpr int HB = 16, HB2 = 0;
+    static constexpr bool SUB16 = false, MIN = true, NONE = false;
+    uint4 raw;
+    uint32_t sc[2], mn[2];
+    float d, dmin;
+    __device__ void load(const unsigned char *first, const unsigned char *) { raw = load_stream(first); }
+    __device__ void open()
+    {
+        d = low_half(raw.x);
+        dmin = high_half(raw.x);
+        sc[0] = raw.y & 0x3f3f3f3fu;
+        mn[0] = raw.z & 0x3f3f3f3fu;
+        sc[1] = (raw.w & 0x0f0f0f0fu) | (raw.y >> 2 & 0x30303030u);
+        mn[1] = (raw.w >> 4 & 0x0f0f0f0fu) | (raw.z >> 2 & 0x30303030u);
+    }
+    /* (2^23 + n) d - 2^23 d, rounded once, is n d: 17 bits. */
+    __device__ float scale(int G, int) const { return fmaf(byte_float(sc[G >> 2], G & 3), d, -8388608.0f * d); }
+    __device__ float min(int G, int) const { return fmaf(byte_float(mn[G >> 2], G & 3), dmin, -8388608.0f * dmin); }
+    template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *)
+    {
+        const unsigned char *b = block(0);
+        for (int i = 0; i < 8; ++i)
+            reinterpret_cast<uint16_t *>(first)[i] = static_cast<uint16_t>(b != nullptr ? bp_block_u16(b + 2 * i) : 0);
+    }
+};
+
+/* Bytes that hold a signed scale + 128, and one half d: N = 16 for 16 columns each (Q3_K, Q6_K), 8 for 32 (IQ4_XS). */
+template <int N, uint32_t TYPE> struct biased {
+    static constexpr int HB = N, HB2 = 2;
+    static constexpr bool SUB16 = N == 16, MIN = false, NONE = false;
+    uint4 next, raw;
+    uint32_t half;
+    float d;
+    __device__ void load(const unsigned char *first, const unsigned char *second)
+    {
+        if constexpr (N == 16) {
+            next = load_stream(first);
+        } else {
+            const uint2 v = load_stream8(first);
+            next.x = v.x;
+            next.y = v.y;
+        }
+        half = load_stream2(second);
+    }
+    __device__ void open()
+    {
+        raw = next;
+        d = low_half(half);
+    }
+    __device__ float scale(int G, int s) const
+    {
+        const int at = N == 16 ? 2 * G + s : G;
+        return fmaf(byte_float(word(raw, at >> 2), at & 3), d, -8388736.0f * d);
+    }
+    __device__ float min(int, int) const { return 0.0f; }
+    __device__ static int scale_of(const unsigned char *b, int n)
+    {
+        if (TYPE == BP_GGUF_Q3_K) return bp_block_q3_k_scale(b + 96, n);
+        if (TYPE == BP_GGUF_Q6_K) return static_cast<signed char>(b[192 + n]);
+        const int low = b[4 + (n >> 1)] >> (4 * (n & 1)) & 15;
+        return (low | static_cast<int>(bp_block_u16(b + 2) >> (2 * n) & 3u) << 4) - 32;
+    }
+    template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *second)
+    {
+        const unsigned char *b = block(0);
+        constexpr int d_at = TYPE == BP_GGUF_Q3_K ? 108 : TYPE == BP_GGUF_Q6_K ? 208 : 0;
+        for (int n = 0; n < N; ++n)
+            first[n] = static_cast<unsigned char>(b != nullptr ? scale_of(b, n) + 128 : 128);
+        *reinterpret_cast<uint16_t *>(second) = static_cast<uint16_t>(b != nullptr ? bp_block_u16(b + d_at) : 0);
+    }
+};
+
+/* Q2_K: a nibble of scale and one of minimum for 16 columns, d and dmin. */
+struct q2 {
+    static constexpr int HB = 16, HB2 = 4;
+    static constexpr bool SUB16 = true, MIN = true, NONE = false;
+    uint4 next, raw;
+    uint32_t halves;
+    float d, dmin;
+    __device__ void load(const unsigned char *first, const unsigned char *second)
+    {
+        next = load_stream(first);
+        halves = load_stream4(second);
+    }
+    __device__ void open()
+    {
+        raw = next;
+        d = low_half(halves);
+        dmin = high_half(halves);
+    }
+    __device__ float scale(int G, int s) const
+    {
+        return fmaf(byte_float(word(raw, G >> 1) & 0x0f0f0f0fu, 2 * (G & 1) + s), d, -8388608.0f * d);
+    }
+    __device__ float min(int G, int s) const
+    {
+        return fmaf(byte_float(word(raw, G >> 1) >> 4 & 0x0f0f0f0fu, 2 * (G & 1) + s), dmin, -8388608.0f * dmin);
+    }
+    template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *second)
+    {
+        const unsigned char *b = block(0);
+        for (int n = 0; n < 16; ++n) first[n] = b != nullptr ? b[n] : 0;
+        *reinterpret_cast<uint32_t *>(second) = b != nullptr ? bp_block_u32(b + 80) : 0;
+    }
+};
+
+/* MXFP4: eight exponents. NVFP4: sixteen numbers of eight bits. */
+template <bool NV> struct small_floats {
+    static constexpr int HB = NV ? 16 : 8, HB2 = 0;
+    static constexpr bool SUB16 = NV, MIN = false, NONE = false;
+    uint4 next, raw;
+    __device__ void load(const unsigned char *first, const unsigned char *)
+    {
+        if constexpr (NV) {
+            next = load_stream(first);
+        } else {
+            const uint2 v = load_stream8(first);
+            next.x = v.x;
+            next.y = v.y;
+        }
+    }
+    __device__ void open() { raw = next; }
+    __device__ float scale(int G, int s) const
+    {
+        const int at = NV ? 2 * G + s : G;
+        const unsigned char b = static_cast<unsigned char>(word(raw, at >> 2) >> (8 * (at & 3)) & 255u);
+        return NV ? bp_block_scale_nvfp4(&b, 0) : bp_block_scale_mxfp4(&b, 0);
+    }
+    __device__ float min(int, int) const { return 0.0f; }
+    template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *)
+    {
+        for (int n = 0; n < HB; ++n) {
+            const unsigned char *b = NV ? block(n >> 2) : block(n);
+            first[n] = b != nullptr ? b[NV ? n & 3 : 0] : 0;
+        }
+    }
+};
+
+/* ---- formats ---- */
+
+/* code(block, i): what the planes hold of element i, unsigned. */
+template <uint32_t TYPE> struct fmt;
+#define PLANES_FORMAT(NAME, CODES, EXPR)                                                                               \
+    template <> struct fmt<BP_GGUF_##NAME> : CODES {                                                                   \
+        __device__ static uint32_t code(const unsigned char *b, int i)                                                 \
+        {                                                                                                              \
+            (void)i;                                                                                                   \
+            return static_cast<uint32_t>(EXPR);                                                                        \
+        }                                                                                                              \
+    };
+template <class C, class H> struct made_of {
+    using codes = C;
+    using scales = H;
+};
+using is_bf16 = made_of<shorts<false>, no_scales>;
+using is_f16 = made_of<shorts<true>, no_scales>;
+using is_q8_0 = made_of<bytes, halves<false>>;
+using is_q4_0 = made_of<nibbles<0, 8>, halves<false>>;
+using is_q4_1 = made_of<nibbles<0, 0>, halves<true>>;
+using is_q5_0 = made_of<nibbles<1, 16>, halves<false>>;
+using is_q5_1 = made_of<nibbles<1, 0>, halves<true>>;
+using is_iq4_nl = made_of<levels<iq4_levels>, halves<false>>;
+using is_q2_k = made_of<two_bits<0, 0>, q2>;
+using is_q3_k = made_of<two_bits<1, 4>, biased<16, BP_GGUF_Q3_K>>;
+using is_q4_k = made_of<nibbles<0, 0>, k45>;
+using is_q5_k = made_of<nibbles<1, 0>, k45>;
+using is_q6_k = made_of<nibbles<2, 32>, biased<16, BP_GGUF_Q6_K>>;
+using is_iq4_xs = made_of<levels<iq4_levels>, biased<8, BP_GGUF_IQ4_XS>>;
+using is_mxfp4 = made_of<levels<e2m1_levels>, small_floats<false>>;
+using is_nvfp4 = made_of<levels<e2m1_levels>, small_floats<true>>;
+PLANES_FORMAT(BF16, is_bf16, bp_block_u16(b))
+PLANES_FORMAT(F16, is_f16, bp_block_u16(b))
+PLANES_FORMAT(Q8_0, is_q8_0, bp_block_code_q8_0(b, i))
+PLANES_FORMAT(Q4_0, is_q4_0, bp_block_code_q4_0(b, i) + 8)
+PLANES_FORMAT(Q4_1, is_q4_1, bp_block_code_q4_1(b, i))
+PLANES_FORMAT(Q5_0, is_q5_0, bp_block_code_q5_0(b, i) + 16)
+PLANES_FORMAT(Q5_1, is_q5_1, bp_block_code_q5_1(b, i))
+PLANES_FORMAT(IQ4_NL, is_iq4_nl, bp_block_nibble32(b + 2, i))
+PLANES_FORMAT(Q2_K, is_q2_k, bp_block_code_q2_k(b, i))
+PLANES_FORMAT(Q3_K, is_q3_k, bp_block_code_q3_k(b, i) + 4)
+PLANES_FORMAT(Q4_K, is_q4_k, bp_block_code_q4_k(b, i))
+PLANES_FORMAT(Q5_K, is_q5_k, bp_block_code_q5_k(b, i))
+PLANES_FORMAT(Q6_K, is_q6_k, bp_block_code_q6_k(b, i) + 32)
+PLANES_FORMAT(IQ4_XS, is_iq4_xs, bp_block_nibble32(b + 8 + 16 * (i >> 5), i & 31))
+PLANES_FORMAT(MXFP4, is_mxfp4, bp_block_nibble32(b + 1, i))
+PLANES_FORMAT(NVFP4, is_nvfp4, b[4 + (i >> 4 << 3) + (i & 7)] >> (i >> 1 & 4) & 15)
+#undef PLANES_FORMAT
+
+/* ---- a step in registers ---- */
+
+/* Column of element e of group G within its step, for lane 4 g + j. */
+template <bool SUB16> __device__ __forceinline__ int column_of(int G, int j, int e)
+{
+    return 32 * G + (SUB16 ? 16 * (e >> 2) + 4 * j + (e & 3) : 8 * j + e);
+}
+
+template <uint32_t TYPE> struct step {
+    using C = typename fmt<TYPE>::codes;
+    using H = typename fmt<TYPE>::scales;
+    static constexpr int K = C::K, GROUPS = C::K / 32, NQ = C::NQ, PARTS = C::PARTS;
+    static constexpr int CODE_BYTES = NQ * LANES * 16;
+    static constexpr int BYTES = CODE_BYTES + STRIP * (H::HB + H::HB2);
+    static_assert(BYTES % 16 == 0, "the next step is aligned again");
+    uint4 q[NQ];
+    H h[2];
+
+    __device__ __forceinline__ void load_scales(const unsigned char *p, int lane)
+    {
+        const unsigned char *first = p + CODE_BYTES, *second = first + STRIP * H::HB;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = (lane >> 2) + 8 * r;
+            h[r].load(first + row * H::HB, second + row * H::HB2);
+        }
+    }
+    __device__ __forceinline__ void load(const unsigned char *p, int lane)
+    {
+#pragma unroll
+        for (int v = 0; v < NQ; ++v) q[v] = load_stream(p + (v * LANES + lane) * 16);
+        load_scales(p, lane);
+    }
+    /* Loads what no group above G needs. */
+    template <int G, int V = 0> __device__ __forceinline__ void refill(const unsigned char *p, int lane)
+    {
+        if constexpr (V < NQ) {
+            if constexpr (C::template last<V> == G) q[V] = load_stream(p + (V * LANES + lane) * 16);
+            refill<G, V + 1>(p, lane);
+        }
+    }
+    __device__ __forceinline__ void open()
+    {
+        h[0].open();
+        h[1].open();
+    }
+    /* The A fragment of one mma: M = 0 for e < 4, 1 above. */
+    template <int G, int M> __device__ __forceinline__ void fragment(uint32_t (&a)[4], int part) const
+    {
+        a[0] = C::template pair<G, 2 * M>(q, 0, part);
+        a[1] = C::template pair<G, 2 * M>(q, 1, part);
+        a[2] = C::template pair<G, 2 * M + 1>(q, 0, part);
+        a[3] = C::template pair<G, 2 * M + 1>(q, 1, part);
+    }
+};
+
+} // namespace planes
+#endif

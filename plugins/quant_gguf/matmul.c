@@ -1,0 +1,330 @@
+/* matmul.c - products: few tokens in passes over the repacked weights, many through rows that are decoded for cuBLAS.
+ * Weights of one call that lie alike are read by one launch; x is brought into the form they want where it is not already
+ * in it. Not here: kernels, sizes (plan.c). Threads: one call per instance. SPDX-License-Identifier: MIT */
+#include "quant_gguf.h"
+
+/* One call. */
+struct call {
+    struct quant_op *o;
+    const struct bp_launch *l;
+    const struct bp_quant_matmul_args *a;
+    struct bp_error *err;
+    const struct qg_weight *w[QG_MAX_W];
+    struct bp_tensor y[QG_MAX_W];
+    uint32_t n_w, silu;
+    int64_t n_tok, cols;
+    struct plan_scratch s;
+    /* What lies in s.stage: tokens from `first` on, in this form. */
+    int64_t staged_first, staged_skip, staged_ld;
+    uint32_t staged_parts, staged;
+};
+
+static int32_t launched(const struct call *c, int32_t rc)
+{
+    return bp_cuda_launched(c->err, QG_NAME, "quant.matmul", rc);
+}
+
+/* Rows [first, first + n) of a tensor. */
+static struct bp_tensor tokens(const struct bp_tensor *t, int64_t first, int64_t n)
+{
+    struct bp_tensor v = *t;
+    if (v.data == NULL) return v;
+    v.data = (unsigned char *)v.data + first * v.stride[0] * bp_dtype_bytes(v.dtype);
+    v.dim[0] = n;
+    return v;
+}
+static struct bp_tensor columns(const struct bp_tensor *t, int64_t first, int64_t n)
+{
+    struct bp_tensor v = *t;
+    if (v.data == NULL) return v;
+    v.data = (unsigned char *)v.data + first * bp_dtype_bytes(v.dtype);
+    v.dim[1] = n;
+    return v;
+}
+
+/* ---- few tokens ---- */
+
+/* x of one pass as the weight wants it: where it lies if it is so already, else staged. */
+static int32_t input_for(struct call *c, const struct qg_weight *w, int64_t first, int64_t n,
+                         const void **x, int64_t *ld, uint32_t *parts)
+{
+    const struct bp_quant_matmul_args *a = c->a;
+    const struct bp_tensor t = tokens(&a->x, first, n);
+    const int norm = a->prologue == BP_PROLOGUE_RMS;
+    const int64_t whole = w->planes != 0 ? w->n_steps * qg_step_cols(w->type) : w->cover;
+    *parts = w->planes != 0 ? plan_parts(t.dtype) : 0;
+    if (!norm && w->skip == 0 && whole == w->cols &&
+        t.dtype == (w->planes != 0 ? BP_DT_BF16 : BP_DT_F32) && bp_cuda_aligned(&t, 16)) {
+        *x = t.data;
+        *ld = t.stride[0];
+        return BP_OK;
+    }
+    *x = c->s.stage;
+    *ld = (whole + PLAN_X_PAD - 1) / PLAN_X_PAD * PLAN_X_PAD;
+    if (c->staged != 0 && c->staged_first == first && c->staged_skip == w->skip &&
+        c->staged_ld == *ld && c->staged_parts == *parts)
+        return BP_OK;
+    const struct qg_stage s = {.x = t.data,
+                               .norm_w = norm ? (const float *)a->norm_w.data : NULL,
+                               .out = c->s.stage,
+                               .x_stride = t.stride[0],
+                               .ld = *ld,
+                               .cols = c->cols,
+                               .skip = w->skip,
+                               .n_tok = n,
+                               .x_dtype = t.dtype,
+                               .parts = *parts,
+                               .eps = a->eps,
+                               .round = t.dtype};
+    c->staged = 1;
+    c->staged_first = first;
+    c->staged_skip = w->skip;
+    c->staged_ld = *ld;
+    c->staged_parts = *parts;
+    return launched(c, qg_stage_launch(&s, c->l->stream));
+}
+
+static int alike(const struct qg_weight *a, const struct qg_weight *b)
+{
+    return a->planes == b->planes && a->type == b->type && a->skip == b->skip &&
+           a->cover == b->cover;
+}
+
+/* One launch: weights that lie alike, for tokens [first, first + n). */
+static int32_t pass(struct call *c, struct qg_gemv *g, int64_t first, int64_t n)
+{
+    const struct qg_weight *w = g->w[0];
+    int64_t strips = 0;
+    BP_TRY(input_for(c, w, first, n, &g->x, &g->x_ld, &g->parts));
+    g->n_tok = (uint32_t)n;
+    g->partial = c->s.partial;
+    if (w->planes == 0) return launched(c, qg_rows_launch(g, c->l->stream));
+    for (uint32_t i = 0; i < (g->silu != 0 ? 1 : g->n_w); ++i)
+        strips += (g->w[i]->rows + QG_STRIP - 1) / QG_STRIP;
+    const struct plan_split split =
+        plan_gemv(strips, w->n_steps, bp_cuda_sms(c->l, c->o->dev), (int)g->silu);
+    g->warps = split.warps;
+    g->splits = split.splits;
+    return launched(c, qg_gemv_launch(g, c->l->stream));
+}
+
+/* gate and up of different types: each into f32, then joined. */
+static int32_t pass_pair(struct call *c, int64_t first, int64_t n)
+{
+    const int64_t rows = c->w[0]->rows;
+    for (uint32_t i = 0; i < 2; ++i) {
+        struct qg_gemv g = {.w = {c->w[i]}, .n_w = 1};
+        g.y[0] = (struct bp_tensor){.data = c->s.pair + (int64_t)i * n * rows,
+                                    .dtype = BP_DT_F32,
+                                    .ndim = 2,
+                                    .dim = {n, rows, 0, 0},
+                                    .stride = {rows, 1, 0, 0}};
+        /* The weight's scale is in already: gate and up come out whole. */
+        BP_TRY(pass(c, &g, first, n));
+    }
+    const struct qg_finish f = {.a = c->s.pair,
+                                .b = c->s.pair + n * rows,
+                                .ab_stride = rows,
+                                .y = tokens(&c->y[0], first, n),
+                                .scale_a = 1.0f,
+                                .scale_b = 1.0f};
+    return launched(c, qg_finish_launch(&f, c->l->stream));
+}
+
+static int32_t few_tokens(struct call *c, int64_t first, int64_t n)
+{
+    uint32_t done = 0;
+    if (c->silu != 0 && !alike(c->w[0], c->w[1])) return pass_pair(c, first, n);
+    for (uint32_t i = 0; i < c->n_w; ++i) {
+        struct qg_gemv g = {.silu = c->silu};
+        if ((done & 1u << i) != 0) continue;
+        for (uint32_t k = i; k < c->n_w; ++k) {
+            if ((done & 1u << k) != 0 || !alike(c->w[i], c->w[k])) continue;
+            done |= 1u << k;
+            g.w[g.n_w] = c->w[k];
+            g.y[g.n_w++] = tokens(&c->y[k], first, n);
+        }
+        if (i == 0 && c->a->epilogue == BP_EPILOGUE_ADD)
+            g.residual = tokens(&c->a->residual, first, n);
+        BP_TRY(pass(c, &g, first, n));
+    }
+    return BP_OK;
+}
+
+/* ---- many tokens ---- */
+
+static cudaDataType_t blas_type(uint32_t dtype)
+{
+    return dtype == BP_DT_F32 ? CUDA_R_32F : dtype == BP_DT_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+/* y (n_tok, n) = scale * W x for rows of a weight that lie decoded in s.slab. */
+static int32_t multiply(const struct call *c, const struct bp_tensor *x, int64_t n, float scale,
+                        void *y, int64_t y_ld, uint32_t y_dtype)
+{
+    const float zero = 0.0f;
+    const cublasStatus_t s =
+        cublasGemmEx(c->o->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)c->n_tok, (int)c->cols,
+                     &scale, c->s.slab, blas_type(x->dtype), (int)plan_slab_ld(c->cols), x->data,
+                     blas_type(x->dtype), (int)x->stride[0], &zero, y, blas_type(y_dtype),
+                     (int)y_ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    if (s == CUBLAS_STATUS_SUCCESS) return BP_OK;
+    return bp_error_number(c->err, BP_E_DEVICE, QG_NAME, "quant.matmul",
+                           "cuBLAS refused the product (status ", s,
+                           "); the device may be out of resources");
+}
+
+static int32_t decode_rows(const struct call *c, uint32_t i, uint32_t dtype, int64_t row, int64_t n)
+{
+    const struct qg_dequant d = {.w = c->w[i],
+                                 .y = c->s.slab,
+                                 .row = row,
+                                 .n_rows = n,
+                                 .y_stride = plan_slab_ld(c->cols),
+                                 .y_dtype = dtype,
+                                 .unscaled = 1};
+    return launched(c, qg_dequant_launch(&d, c->l->stream));
+}
+
+/* Rows [row, row + n) of output i. cuBLAS writes y itself where that is all there is to do. */
+static int32_t slab(const struct call *c, const struct bp_tensor *x, uint32_t i, int64_t row,
+                    int64_t n)
+{
+    const int add = i == 0 && c->a->epilogue == BP_EPILOGUE_ADD;
+    const struct bp_tensor y = columns(&c->y[i], row, n);
+    BP_TRY(decode_rows(c, i, x->dtype, row, n));
+    if (c->silu == 0 && !add && (y.dtype == BP_DT_F32 || y.dtype == x->dtype))
+        return multiply(c, x, n, c->w[i]->scale, y.data, y.stride[0], y.dtype);
+    BP_TRY(multiply(c, x, n, c->w[i]->scale, c->s.sums[0], n, BP_DT_F32));
+    if (c->silu != 0) {
+        BP_TRY(decode_rows(c, 1, x->dtype, row, n));
+        BP_TRY(multiply(c, x, n, c->w[1]->scale, c->s.sums[1], n, BP_DT_F32));
+    }
+    struct qg_finish f = {.a = c->s.sums[0],
+                          .b = c->silu != 0 ? c->s.sums[1] : NULL,
+                          .ab_stride = n,
+                          .y = y,
+                          .scale_a = 1.0f,
+                          .scale_b = 1.0f};
+    if (add) f.residual = columns(&c->a->residual, row, n);
+    return launched(c, qg_finish_launch(&f, c->l->stream));
+}
+
+/* x after its norm, in its own dtype. */
+static int32_t normed(const struct call *c, struct bp_tensor *x)
+{
+    if (c->a->prologue != BP_PROLOGUE_RMS) return BP_OK;
+    const struct qg_stage s = {.x = x->data,
+                               .norm_w = (const float *)c->a->norm_w.data,
+                               .out = c->s.norm,
+                               .x_stride = x->stride[0],
+                               .ld = plan_slab_ld(c->cols),
+                               .cols = c->cols,
+                               .n_tok = c->n_tok,
+                               .x_dtype = x->dtype,
+                               .eps = c->a->eps,
+                               .round = x->dtype,
+                               .plain = 1};
+    x->data = c->s.norm;
+    x->stride[0] = s.ld;
+    return launched(c, qg_stage_launch(&s, c->l->stream));
+}
+
+static int32_t many_tokens(const struct call *c)
+{
+    struct bp_tensor x = c->a->x;
+    const int64_t step = plan_slab_rows(x.dtype);
+    const uint32_t n_y = c->silu != 0 ? 1 : c->n_w;
+    /* The stream first: it puts cuBLAS back to a workspace of its own. */
+    cublasStatus_t s = cublasSetStream(c->o->blas, (cudaStream_t)c->l->stream);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasSetWorkspace(c->o->blas, c->s.blas, PLAN_BLAS_BYTES);
+    if (s != CUBLAS_STATUS_SUCCESS)
+        return bp_error_number(c->err, BP_E_DEVICE, QG_NAME, "quant.matmul",
+                               "cuBLAS does not take the stream (status ", s, ")");
+    BP_TRY(normed(c, &x));
+    for (uint32_t i = 0; i < n_y; ++i) {
+        for (int64_t row = 0; row < c->w[i]->rows; row += step) {
+            const int64_t rest = c->w[i]->rows - row;
+            BP_TRY(slab(c, &x, i, row, rest < step ? rest : step));
+        }
+    }
+    return BP_OK;
+}
+
+/* ---- the call ---- */
+
+static int32_t bad_call(struct bp_error *err, const char *what, int64_t got)
+{
+    return bp_error_number(err, BP_E_ARG, QG_NAME, "quant.matmul", what, got, "");
+}
+
+/* Contract slips get a sentence, not a fault on the device; shapes inside a session never reach it. */
+static int32_t check(struct call *c)
+{
+    const struct bp_quant_matmul_args *a = c->a;
+    if (a->n_out < 1 || a->n_out > QG_MAX_W)
+        return bad_call(c->err, "1 to 4 outputs are served, not ", a->n_out);
+    if (a->x.ndim != 2) return bad_call(c->err, "x has two dimensions, not ", a->x.ndim);
+    c->n_w = a->n_out;
+    c->silu = a->epilogue == BP_EPILOGUE_SILU_MUL;
+    c->n_tok = a->x.dim[0];
+    c->cols = a->x.dim[1];
+    for (uint32_t i = 0; i < c->n_w; ++i) {
+        const struct bp_matmul_out *out = bp_matmul_out_at(a, i);
+        c->w[i] = (const struct qg_weight *)out->weight;
+        c->y[i] = out->y;
+        if (c->w[i]->cols != c->cols)
+            return bad_call(c->err, "a weight and x differ in columns: ", c->w[i]->cols);
+        if (c->silu != 0 && i == 1) continue;
+        if (out->y.dim[0] != c->n_tok || out->y.dim[1] != c->w[i]->rows)
+            return bad_call(c->err, "an output has not the rows of its weight: ", out->y.dim[1]);
+    }
+    if (c->silu != 0 && (c->n_w != 2 || c->w[0]->rows != c->w[1]->rows))
+        return bad_call(c->err, "silu_mul takes two weights with the same rows, not ", c->n_w);
+    return BP_OK;
+}
+
+int32_t quant_matmul(void *self, const struct bp_launch *l, const struct bp_quant_matmul_args *a,
+                     struct bp_error *err)
+{
+    struct quant_op *o = self;
+    struct call c = {.o = o, .l = l, .a = a, .err = err};
+    struct bp_area area;
+    BP_TRY(check(&c));
+    if (c.n_tok == 0) return BP_OK;
+    struct plan_need need = {.n_tok = (uint64_t)c.n_tok, .cols = c.cols, .x_dtype = a->x.dtype};
+    for (uint32_t i = 0; i < c.n_w; ++i)
+        need.rows = c.w[i]->rows > need.rows ? c.w[i]->rows : need.rows;
+    need.gemm = c.n_tok >= o->plugin->gemm_from && c.cols > 0;
+    bp_area_of(&area, l->scratch, l->scratch_bytes);
+    plan_scratch(&area, &need, &c.s);
+    if (area.bad != 0)
+        return bp_error_number(err, BP_E_ARG, QG_NAME, "quant.matmul",
+                               "the scratch memory is smaller than workspace() said: ",
+                               (int64_t)l->scratch_bytes, " bytes");
+    if (need.gemm != 0) return many_tokens(&c);
+    for (int64_t t = 0; t < c.n_tok; t += QG_MAX_TOK) {
+        const int64_t rest = c.n_tok - t;
+        BP_TRY(few_tokens(&c, t, rest < QG_MAX_TOK ? rest : QG_MAX_TOK));
+    }
+    return BP_OK;
+}
+
+int32_t quant_dequantize(void *self, const struct bp_launch *l,
+                         const struct bp_quant_dequantize_args *a, struct bp_error *err)
+{
+    const struct qg_weight *w = (const struct qg_weight *)a->weight;
+    const int64_t n = a->y.dim[0];
+    (void)self;
+    if (a->row_begin < 0 || n < 0 || a->row_begin > w->rows - n || a->y.dim[1] != w->cols)
+        return bp_error_number(
+            err, BP_E_ARG, QG_NAME, "quant.dequantize",
+            "rows outside of the weight, or columns that it has not; it has rows: ", w->rows, "");
+    const struct qg_dequant d = {.w = w,
+                                 .y = a->y.data,
+                                 .row = a->row_begin,
+                                 .n_rows = n,
+                                 .y_stride = a->y.stride[0],
+                                 .y_dtype = a->y.dtype};
+    return bp_cuda_launched(err, QG_NAME, "quant.dequantize", qg_dequant_launch(&d, l->stream));
+}

@@ -1,0 +1,128 @@
+/* plan.c - sizes and choices of quant_gguf: how a weight lies, how many warps and blocks share its strips, what memory a
+ * product needs. Not here: anything that touches a device. Pure. SPDX-License-Identifier: MIT */
+#include "plan.h"
+
+static int64_t round_up(int64_t v, int64_t unit)
+{
+    return (v + unit - 1) / unit * unit;
+}
+
+static int times(uint64_t a, uint64_t b, uint64_t *out)
+{
+    if (b != 0 && a > UINT64_MAX / b) return 0;
+    *out = a * b;
+    return 1;
+}
+
+static const char *check_raw(const struct bp_raw *raw, int64_t elems, int64_t block_bytes)
+{
+    uint64_t n = 1, n_bytes = 0;
+    if (raw->data == NULL) return "has no data";
+    for (int d = 0; d < 4; ++d) {
+        if (raw->ne[d] < 0 || raw->begin[d] < 0 || raw->begin[d] > raw->end[d] ||
+            raw->end[d] > raw->ne[d])
+            return "has a part that does not lie in it";
+        if (!times(n, (uint64_t)raw->ne[d], &n)) return "has more elements than 64 bits count";
+    }
+    if (raw->ne[2] != 1 || raw->ne[3] != 1)
+        return "is no matrix; a weight of this slot has two dimensions";
+    if (raw->ne[0] % elems != 0) return "has rows that are no whole blocks of its type";
+    if (!times(n / (uint64_t)elems, (uint64_t)block_bytes, &n_bytes) || n_bytes > raw->n_bytes)
+        return "has fewer bytes than its shape needs";
+    if (raw->ne[0] > INT32_MAX || raw->ne[1] > INT32_MAX)
+        return "has more than 2^31 - 1 rows or columns";
+    return NULL;
+}
+
+const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_bytes,
+                        int64_t step_cols, int64_t step_bytes, struct plan_weight *out)
+{
+    const char *wrong = check_raw(raw, elems, block_bytes);
+    memset(out, 0, sizeof *out);
+    if (wrong != NULL) return wrong;
+    out->rows = raw->end[1] - raw->begin[1];
+    out->cols = raw->end[0] - raw->begin[0];
+    out->first_block = raw->begin[0] / elems;
+    const int64_t last = out->cols == 0 ? out->first_block : (raw->end[0] + elems - 1) / elems;
+    out->skip = out->cols == 0 ? 0 : raw->begin[0] - out->first_block * elems;
+    out->cover = (last - out->first_block) * elems;
+    out->row_bytes = (last - out->first_block) * block_bytes;
+    out->file_pitch = raw->ne[0] / elems * block_bytes;
+    const int64_t strips = round_up(out->rows, PLAN_STRIP) / PLAN_STRIP;
+    uint64_t n = 0;
+    if (step_cols > 0) {
+        out->n_steps = round_up(out->cover, step_cols) / step_cols;
+        out->pitch = out->n_steps * step_bytes;
+        if (!times((uint64_t)strips, (uint64_t)out->pitch, &n)) return "is too large";
+    } else {
+        /* Blocks of one element are read eight at a time: rows are whole runs of them, the rest zeros. */
+        if (elems == 1) out->cover = round_up(out->cover, 8);
+        out->pitch = elems == 1 ? out->cover * block_bytes : out->row_bytes;
+        if (!times((uint64_t)out->rows, (uint64_t)out->pitch, &n)) return "is too large";
+    }
+    out->data_bytes = n;
+    out->counters_at = (n + 255) & ~UINT64_C(255);
+    out->n_bytes = out->counters_at + (uint64_t)strips * sizeof(uint32_t);
+    return NULL;
+}
+
+struct plan_split plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, int silu)
+{
+    struct plan_split s = {PLAN_WARPS, 1};
+    if (silu != 0) s.warps /= 2; /* a block holds a strip of either weight */
+    while (s.warps > 1 && (int64_t)s.warps > n_steps) s.warps /= 2;
+    const int64_t per = PLAN_WARPS / s.warps / (silu != 0 ? 2 : 1),
+                  units = (n_strips + per - 1) / per;
+    /* More blocks only where they would leave multiprocessors idle, and each warp still has a step. */
+    if (units <= 0 || units * 2 > (int64_t)n_sm * 3 || per > 1) return s;
+    int64_t splits = ((int64_t)n_sm * 2 + units - 1) / units;
+    if (splits > n_steps / s.warps) splits = n_steps / s.warps;
+    if (splits > PLAN_BLOCKS_SPLIT / units) splits = PLAN_BLOCKS_SPLIT / units;
+    s.splits = splits > 1 ? (uint32_t)splits : 1;
+    return s;
+}
+
+uint32_t plan_parts(uint32_t x_dtype)
+{
+    return x_dtype == BP_DT_BF16 ? 1 : x_dtype == BP_DT_F16 ? 2 : PLAN_PARTS;
+}
+
+int64_t plan_slab_ld(int64_t cols)
+{
+    return round_up(cols, 8);
+}
+
+int64_t plan_slab_rows(uint32_t x_dtype)
+{
+    return x_dtype == BP_DT_F32 ? PLAN_SLAB_ROWS / 2 : PLAN_SLAB_ROWS;
+}
+
+static void *take(struct bp_area *a, uint64_t n, uint64_t m, uint64_t elem_bytes)
+{
+    uint64_t all = 0;
+    if (!times(n, m, &all)) a->bad = 1;
+    return bp_area_take(a, all, elem_bytes);
+}
+
+void plan_scratch(struct bp_area *a, const struct plan_need *need, struct plan_scratch *out)
+{
+    memset(out, 0, sizeof *out);
+    if (need->cols > INT64_MAX / 4096 || need->rows > INT64_MAX / 4096) {
+        a->bad = 1;
+        return;
+    }
+    const uint64_t pass = need->n_tok < PLAN_TOK ? need->n_tok : PLAN_TOK;
+    const uint64_t rows = (uint64_t)need->rows;
+    /* A part of a tensor begins and ends inside of blocks, of up to 256 columns. */
+    const uint64_t ld = (uint64_t)round_up(need->cols + 2 * PLAN_X_PAD, PLAN_X_PAD);
+    out->stage = take(a, pass, ld, PLAN_PARTS * sizeof(uint16_t));
+    out->partial = (float *)take(a, pass, 2 * PLAN_BLOCKS_SPLIT * PLAN_STRIP, sizeof(float));
+    out->pair = (float *)take(a, 2 * pass, rows, sizeof(float));
+    if (need->gemm == 0) return;
+    const uint64_t slab = (uint64_t)plan_slab_rows(need->x_dtype), n = rows < slab ? rows : slab;
+    const uint64_t bytes = need->x_dtype == BP_DT_F32 ? 4 : 2;
+    out->norm = take(a, need->n_tok, (uint64_t)plan_slab_ld(need->cols), bytes);
+    out->slab = take(a, n, (uint64_t)plan_slab_ld(need->cols), bytes);
+    for (int i = 0; i < 2; ++i) out->sums[i] = (float *)take(a, need->n_tok, n, sizeof(float));
+    out->blas = take(a, PLAN_BLAS_BYTES, 1, 1);
+}

@@ -1,0 +1,68 @@
+/* plan.h - sizes and choices, as plain functions of shapes: no device, no CUDA. SPDX-License-Identifier: MIT */
+#ifndef QUANT_GGUF_PLAN_H
+#define QUANT_GGUF_PLAN_H
+
+#include "backplane/sdk.h"
+
+enum {
+    PLAN_STRIP = 16,           /* rows of a strip */
+    PLAN_WARPS = 8,            /* warps of a block */
+    PLAN_TOK = 8,              /* tokens of one pass over a weight */
+    PLAN_PARTS = 3,            /* most bf16 columns of a token: f32 is three */
+    PLAN_X_PAD = 256,          /* staged rows of x are whole steps of every type */
+    PLAN_BLOCKS_SPLIT = 1024,  /* most blocks of a product whose strips are shared by blocks */
+    PLAN_SLAB_ROWS = 4096,     /* rows of a weight that are decoded at once for cuBLAS; half of it in f32 */
+    PLAN_BLAS_BYTES = 32 << 20 /* its workspace */
+};
+
+/* How a weight lies in device memory. */
+struct plan_weight {
+    int64_t rows, cols;    /* owned */
+    int64_t first_block;   /* of a row of the file */
+    int64_t skip, cover;   /* columns before the first owned one; columns stored */
+    int64_t n_steps;       /* planes only */
+    int64_t pitch;         /* bytes of a strip (planes) or row */
+    int64_t row_bytes;     /* of the stored blocks of a row, as the file has them */
+    int64_t file_pitch;    /* bytes of a whole row of the file */
+    uint64_t data_bytes;   /* planes or rows */
+    uint64_t n_bytes;      /* with the counters behind them */
+    uint64_t counters_at;
+};
+/* One matrix or a part of it, of a type with blocks of elems columns in block_bytes. step_cols, step_bytes: of the planes,
+ * 0 for types that stay blocks. NULL, or what is wrong with raw: one clause without its numbers. */
+const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_bytes, int64_t step_cols,
+                        int64_t step_bytes, struct plan_weight *out);
+
+/* Warps that share a strip, and blocks that do, for n_strips strips in all (with silu: of each weight). */
+struct plan_split {
+    uint32_t warps, splits;
+};
+struct plan_split plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, int silu);
+
+/* bf16 columns of a token of x: what is exact. */
+uint32_t plan_parts(uint32_t x_dtype);
+
+/* Memory of a product. */
+struct plan_need {
+    uint64_t n_tok;
+    int64_t cols, rows; /* the largest of the weights */
+    uint32_t x_dtype;
+    uint32_t gemm; /* 1: also through cuBLAS */
+};
+struct plan_scratch {
+    void *stage;   /* x for one pass: PLAN_TOK tokens */
+    float *partial;
+    float *pair;   /* two products in f32, of one pass */
+    void *norm;    /* x after its norm, for cuBLAS; (n_tok, cols) of x_dtype */
+    void *slab;    /* decoded rows */
+    float *sums[2]; /* (n_tok, slab rows) */
+    void *blas;
+};
+/* Counts over bp_area_count, lays out over bp_area_of. Monotone in every field. */
+void plan_scratch(struct bp_area *a, const struct plan_need *need, struct plan_scratch *out);
+
+/* Elements from row to row of decoded rows; rows of one slab. */
+int64_t plan_slab_ld(int64_t cols);
+int64_t plan_slab_rows(uint32_t x_dtype);
+
+#endif
