@@ -64,23 +64,24 @@ __global__ void __launch_bounds__(THREADS, 1) scores_kernel(const attn_select a)
             for (int i = (real ? width : 0) + lane; i < full; i += 32) q[h * full + i] = 0.0f;
         }
         __syncthreads();
-        float dot[GROUP] = {};
+        float dot[GROUP][4] = {}; /* four sums each: one alone loses digits */
         const float *key = keys + lane * pitch, *mine = q + warp * GROUP * full;
         for (int i = 0; i < full; i += 4) {
             const float k0 = key[i], k1 = key[i + 1], k2 = key[i + 2], k3 = key[i + 3];
 #pragma unroll
             for (int g = 0; g < GROUP; ++g) {
                 const float4 v = *reinterpret_cast<const float4 *>(mine + g * full + i);
-                dot[g] += v.x * k0;
-                dot[g] += v.y * k1;
-                dot[g] += v.z * k2;
-                dot[g] += v.w * k3;
+                dot[g][0] += v.x * k0;
+                dot[g][1] += v.y * k1;
+                dot[g][2] += v.z * k2;
+                dot[g][3] += v.w * k3;
             }
         }
 #pragma unroll
         for (int g = 0; g < GROUP; ++g) {
             const int h = h0 + warp * GROUP + g;
-            if (h < n_head) score += w[h] * (dot[g] < 0.0f ? 0.0f : dot[g]); /* NaN passes */
+            const float d = (dot[g][0] + dot[g][1]) + (dot[g][2] + dot[g][3]);
+            if (h < n_head) score += w[h] * (d < 0.0f ? 0.0f : d); /* NaN passes */
         }
     }
     sums[warp * TILE + lane] = score;

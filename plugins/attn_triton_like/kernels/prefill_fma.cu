@@ -37,22 +37,23 @@ __device__ void load_tile(float *dst, int pitch, const attn_rows &t, int64_t fir
     }
 }
 
-/* Scores of MINE queries with the key of this lane. */
+/* Scores of MINE queries with the key of this lane; four sums each, because one alone loses digits that show in f32. */
 __device__ void scores_of(float (&s)[MINE], const float *q, int pitch, const float *key, int n)
 {
-#pragma unroll
-    for (int r = 0; r < MINE; ++r) s[r] = 0.0f;
+    float part[MINE][4] = {};
     for (int i = 0; i < n; i += 4) {
         const float k0 = key[i], k1 = key[i + 1], k2 = key[i + 2], k3 = key[i + 3];
 #pragma unroll
         for (int r = 0; r < MINE; ++r) {
             const float4 v = *reinterpret_cast<const float4 *>(q + r * pitch + i);
-            s[r] += v.x * k0;
-            s[r] += v.y * k1;
-            s[r] += v.z * k2;
-            s[r] += v.w * k3;
+            part[r][0] += v.x * k0;
+            part[r][1] += v.y * k1;
+            part[r][2] += v.z * k2;
+            part[r][3] += v.w * k3;
         }
     }
+#pragma unroll
+    for (int r = 0; r < MINE; ++r) s[r] = (part[r][0] + part[r][1]) + (part[r][2] + part[r][3]);
 }
 
 /* DIMS: dimensions of v that a lane adds up. */
