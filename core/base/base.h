@@ -152,6 +152,8 @@ enum bpi_map_use { BPI_MAP_WHOLE, BPI_MAP_SCATTERED };
 void bpi_map_expect(const struct bpi_map *m, uint32_t use);
 /* Begins to bring bytes [at, at + n), cut to the file, into memory. */
 void bpi_map_want(const struct bpi_map *m, uint64_t at, uint64_t n);
+/* The pages that lie wholly in bytes [at, at + n) need not stay in memory; when they are read again they come from the file. */
+void bpi_map_drop(const struct bpi_map *m, uint64_t at, uint64_t n);
 /* A mapping of a file that another program shortens raises SIGBUS beyond the new end (docs/decisions/0006). BP_E_IO when the
  * file at `path` is still the mapped one and has become shorter; a path that is gone or names another file is fine,
  * because the mapping keeps the old one. */

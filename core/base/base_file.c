@@ -138,6 +138,17 @@ void bpi_map_want(const struct bpi_map *m, uint64_t at, uint64_t n)
     (void)madvise((void *)(uintptr_t)(m->data + at - into), n + into, MADV_WILLNEED);
 }
 
+void bpi_map_drop(const struct bpi_map *m, uint64_t at, uint64_t n)
+{
+    const long page = sysconf(_SC_PAGESIZE);
+    if (m->data == NULL || page <= 0 || at >= m->n_bytes) return;
+    if (n > m->n_bytes - at) n = m->n_bytes - at;
+    const uint64_t size = (uint64_t)page, begin = (at + size - 1) / size * size,
+                   end = (at + n) / size * size;
+    if (begin < end)
+        (void)madvise((void *)(uintptr_t)(m->data + begin), end - begin, MADV_DONTNEED);
+}
+
 int32_t bpi_map_check(const struct bpi_map *m, const char *path, struct bp_error *err)
 {
     struct stat st;

@@ -1,6 +1,7 @@
 /* session_buffers.c - cache pools, step buffers and workspaces: all memory of a session, allocated once.
  * SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
+#include <limits.h>
 #include <string.h>
 
 /* A list of buffers to allocate, so that their sum is known before the first byte is taken. */
@@ -80,19 +81,56 @@ static void want_buffers(struct bp_session *s, struct wants *ws)
     }
 }
 
-static int32_t check_total(struct bp_session *s, const struct wants *ws, uint64_t more,
-                           struct bp_error *err)
+/* What the workspaces of ops on the device take there. */
+static bool workspace_bytes(const struct bp_session *s, uint64_t *out)
+{
+    uint64_t scratch = 0, sum = 0;
+    bool ok = true;
+    for (uint32_t i = 0; i < s->n_bound; ++i) {
+        const struct bpi_bound *b = &s->bound[i];
+        if (b->ws.scratch_bytes > scratch) scratch = b->ws.scratch_bytes;
+        if (b->on_host) continue;
+        ok = ok && bpi_add_u64(sum, b->ws.persistent_bytes, &sum) &&
+             bpi_add_u64(sum, b->ws.plan_bytes, &sum);
+    }
+    return bpi_add_u64(sum, scratch, out) && ok;
+}
+
+/* Everything that will lie in the device's memory, before the first byte goes there. A mirror gets its weights a layer at a
+ * time. */
+static int32_t check_device(struct bp_session *s, const struct wants *ws, uint64_t cache,
+                            struct bp_error *err)
+{
+    uint64_t buffers = 0, work = 0, total = 0, free_bytes = 0, all = 0, weights = 0;
+    bool ok = !ws->overflow && workspace_bytes(s, &work);
+    for (uint32_t i = 0; i < ws->n && ok; ++i)
+        ok = ws->w[i].mem != BP_MEM_DEVICE || bpi_add_u64(buffers, ws->w[i].n_bytes, &buffers);
+    if (s->lender == NULL) weights = s->weight_bytes + bpi_session_vector_bytes(s);
+    ok = ok && bpi_add_u64(weights, cache, &total) && bpi_add_u64(total, buffers, &total) &&
+         bpi_add_u64(total, work, &total);
+    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, mem_info, &free_bytes, &all));
+    if (ok && total <= free_bytes) return BP_OK;
+    return bpi_fail(err, BP_E_LIMIT, "engine", "engine.device",
+                    "the model needs %llu bytes on %s (weights %.2f GiB, cache %.2f, buffers and "
+                    "workspaces %.2f) and %llu are free; lower engine.ctx (%u), engine.max_seqs "
+                    "(%u) or engine.batch_tokens (%u), or take a smaller file",
+                    ok ? (unsigned long long)total : ULLONG_MAX, s->device.name,
+                    (double)weights / 0x1p30, (double)cache / 0x1p30,
+                    ((double)buffers + (double)work) / 0x1p30, (unsigned long long)free_bytes,
+                    s->ctx, s->max_seqs, s->batch_tok);
+}
+
+static int32_t check_host(struct bp_session *s, const struct wants *ws, uint64_t more,
+                          struct bp_error *err)
 {
     uint64_t total = more, free_bytes = 0, all = 0;
     bool ok = !ws->overflow;
     for (uint32_t i = 0; i < ws->n && ok; ++i) ok = bpi_add_u64(total, ws->w[i].n_bytes, &total);
     BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, mem_info, &free_bytes, &all));
     if (ok && total <= free_bytes) return BP_OK;
-    return bpi_fail(err, s->device.kind == BP_DEV_HOST ? BP_E_NOMEM : BP_E_DEVMEM, "engine",
-                    "engine.ctx",
+    return bpi_fail(err, BP_E_NOMEM, "engine", "engine.ctx",
                     "cache and buffers need %.2f GiB, %.2f GiB are free on %s; lower engine.ctx "
-                    "(%u), engine.max_seqs "
-                    "(%u) or engine.batch_tokens (%u)",
+                    "(%u), engine.max_seqs (%u) or engine.batch_tokens (%u)",
                     ok ? (double)total / 0x1p30 : 1e18, (double)free_bytes / 0x1p30, s->device.name,
                     s->ctx, s->max_seqs, s->batch_tok);
 }
@@ -192,7 +230,8 @@ int32_t bpi_session_buffers(struct bp_session *s, struct bp_error *err)
         if (!bpi_mul_u64(n_blocks(s), per_layer, &pool) || !bpi_add_u64(more, pool, &more))
             ws.overflow = true;
     }
-    BP_TRY(check_total(s, &ws, more, err));
+    BP_TRY(s->device.kind == BP_DEV_HOST ? check_host(s, &ws, more, err)
+                                         : check_device(s, &ws, more, err));
     BP_TRY(bpi_kv_create((uint32_t)n_blocks(s), s->block_tok, s->max_seqs, s->ctx, &s->kv, err));
     for (uint32_t i = 0; i < ws.n; ++i) {
         void *p;

@@ -27,17 +27,6 @@ int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, 
     return BP_OK;
 }
 
-int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_bytes,
-                           const void **out, struct bp_error *err)
-{
-    *out = host;
-    if (host == NULL || s->device.kind == BP_DEV_HOST) return BP_OK;
-    void *p;
-    BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, n_bytes, &s->memory.weights, &p, err));
-    *out = p;
-    return bpi_session_copy(s, p, host, n_bytes, BP_COPY_H2D, err);
-}
-
 int32_t bpi_session_copy(struct bp_session *s, void *dst, const void *src, uint64_t n_bytes,
                          uint32_t dir, struct bp_error *err)
 {

@@ -361,9 +361,6 @@ int32_t bpi_watch_after(struct bp_session *s, int32_t rc, struct bp_error *err);
 /* Device or pinned memory owned by the session; `kind` counts into session.memory (offset of the field). */
 int32_t bpi_session_alloc(struct bp_session *s, uint32_t mem, uint64_t n_bytes, uint64_t *account,
                           void **out, struct bp_error *err);
-/* A device copy of host data: the pointer itself on HOST. */
-int32_t bpi_session_upload(struct bp_session *s, const void *host, uint64_t n_bytes,
-                           const void **out, struct bp_error *err);
 void bpi_session_free_all(struct bp_session *s);
 /* In order of the session's stream; dir: enum bp_copy_dir. */
 int32_t bpi_session_copy(struct bp_session *s, void *dst, const void *src, uint64_t n_bytes, uint32_t dir,
@@ -419,6 +416,8 @@ uint64_t bpi_session_file_bytes(const struct bp_session *s, const uint32_t *role
                                 uint32_t layer);
 /* Cache dtype and layouts of all layers (session_kv.c). */
 int32_t bpi_session_negotiate(struct bp_session *s, struct bp_error *err);
+/* Bytes of all norms and biases on a device (session_weights.c); 0 on HOST. */
+uint64_t bpi_session_vector_bytes(struct bp_session *s);
 /* Weights of all layers (session_weights.c); those of a mirror only as far as they belong to nobody. */
 int32_t bpi_session_prepare(struct bp_session *s, struct bp_error *err);
 void bpi_session_release(struct bp_session *s);

@@ -4,6 +4,7 @@
  * the same layout. The code must be the same because a layout's name says nothing of faults in writing it.
  * SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
+#include "gguf/gguf.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -94,6 +95,17 @@ static struct bp_session *lender_of(struct bp_session *s)
     return s->lender != NULL ? (struct bp_session *)(uintptr_t)s->lender : s;
 }
 
+/* Once an op on a device has its copy, nobody on the host needs the file's pages, so that a model may be larger than the
+ * host's memory. */
+static void drop_pages(const struct bp_session *s, const struct bpi_bound *op,
+                       const struct bp_raw *raw)
+{
+    if (s->device.kind == BP_DEV_HOST || op->on_host || s->lender != NULL ||
+        s->model->n_sessions > 1 || raw->data == NULL)
+        return;
+    bpi_gguf_drop(bpi_model_gguf(s->model->m), raw->data, raw->n_bytes);
+}
+
 /* ---- products ---- */
 
 static void where_of(uint32_t role, int32_t layer, char out[64])
@@ -124,6 +136,7 @@ int32_t bpi_weight_of_site(struct bp_session *s, struct bpi_site *site, uint32_t
     }
     BP_TRY(BPI_RUN(site->op[i], layer, bp_quant_ops, prepare, &raw, &site->weight[i], &info));
     settle(s, &own, &lenders, &info, site->row[i]);
+    drop_pages(s, site->op[i], &raw);
     return BP_OK;
 }
 
@@ -153,32 +166,72 @@ static void sites_of(struct bpi_layer *l, struct bpi_site *out[N_SITES])
 
 /* ---- the rest ---- */
 
-static int32_t upload_vec(struct bp_session *s, uint32_t role, uint32_t il, const float **out,
-                          struct bp_error *err)
+/* One pass over the vectors of all layers. On HOST they stay where they are; elsewhere a first pass counts, and the next
+ * one places copies side by side. */
+struct vectors {
+    unsigned char *host; /* staging; NULL: only count */
+    unsigned char *dev;
+    uint64_t n_bytes;
+};
+enum { VECTOR_ALIGN = 256 };
+
+static void place_vector(const struct bp_session *s, struct vectors *v, uint32_t role, uint32_t il,
+                         const float **out)
 {
     size_t n = 0;
-    const float *host = bpi_model_vec(s->model->m, role, il, &n);
-    const void *dev;
-    BP_TRY(bpi_session_upload(s, host, n * sizeof(float), &dev, err));
-    *out = dev;
-    return BP_OK;
+    const float *from = bpi_model_vec(s->model->m, role, il, &n);
+    if (s->device.kind == BP_DEV_HOST) *out = from;
+    if (from == NULL || s->device.kind == BP_DEV_HOST) return;
+    if (v->host != NULL) {
+        memcpy(v->host + v->n_bytes, from, n * sizeof(float));
+        *out = (const float *)(const void *)(v->dev + v->n_bytes);
+    }
+    v->n_bytes += (n * sizeof(float) + VECTOR_ALIGN - 1) / VECTOR_ALIGN * VECTOR_ALIGN;
 }
 
-static int32_t prepare_vectors(struct bp_session *s, uint32_t il, struct bp_error *err)
+static void place_vectors(struct bp_session *s, struct vectors *v)
 {
-    struct bpi_layer *l = &s->layers[il];
-    const struct {
-        uint32_t role;
-        const float **out;
-    } vectors[] = {
-        {BPI_W_ATTN_NORM, &l->attn_norm},       {BPI_W_ATTN_Q_A_NORM, &l->q_a_norm},
-        {BPI_W_ATTN_KV_A_NORM, &l->kv_a_norm},  {BPI_W_FFN_NORM, &l->ffn_norm},
-        {BPI_W_INDEX_K_NORM, &l->index_norm_w}, {BPI_W_INDEX_K_NORM_B, &l->index_norm_b},
-        {BPI_W_ROUTER_BIAS, &l->router_bias},
-    };
-    for (size_t i = 0; i < BPI_ARRAY_LEN(vectors); ++i)
-        BP_TRY(upload_vec(s, vectors[i].role, il, vectors[i].out, err));
-    return BP_OK;
+    v->n_bytes = 0;
+    for (uint32_t il = 0; il < s->n_layer; ++il) {
+        struct bpi_layer *l = &s->layers[il];
+        const struct {
+            uint32_t role;
+            const float **out;
+        } all[] = {
+            {BPI_W_ATTN_NORM, &l->attn_norm},       {BPI_W_ATTN_Q_A_NORM, &l->q_a_norm},
+            {BPI_W_ATTN_KV_A_NORM, &l->kv_a_norm},  {BPI_W_FFN_NORM, &l->ffn_norm},
+            {BPI_W_INDEX_K_NORM, &l->index_norm_w}, {BPI_W_INDEX_K_NORM_B, &l->index_norm_b},
+            {BPI_W_ROUTER_BIAS, &l->router_bias},
+        };
+        for (size_t i = 0; i < BPI_ARRAY_LEN(all); ++i)
+            place_vector(s, v, all[i].role, il, all[i].out);
+    }
+    place_vector(s, v, BPI_W_OUTPUT_NORM, 0, &s->output_norm);
+}
+
+uint64_t bpi_session_vector_bytes(struct bp_session *s)
+{
+    struct vectors v = {.host = NULL};
+    place_vectors(s, &v);
+    return v.n_bytes;
+}
+
+static int32_t upload_vectors(struct bp_session *s, struct bp_error *err)
+{
+    struct vectors v = {.host = NULL};
+    void *host, *dev;
+    place_vectors(s, &v);
+    if (v.n_bytes == 0) return BP_OK;
+    const uint64_t n = v.n_bytes;
+    BP_TRY(bpi_session_alloc(s, BP_MEM_DEVICE, n, &s->memory.weights, &dev, err));
+    BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, alloc, (uint32_t)BP_MEM_PINNED, n, &host));
+    v.host = host;
+    v.dev = dev;
+    place_vectors(s, &v);
+    int32_t rc = bpi_session_copy(s, dev, host, n, BP_COPY_H2D, err);
+    if (rc == BP_OK) rc = bpi_session_sync(s, err);
+    BPI_CALL(s->device_op, bp_device_ops, free, (uint32_t)BP_MEM_PINNED, host);
+    return rc;
 }
 
 int32_t bpi_weight_of_mla(struct bp_session *s, uint32_t il, struct bp_error *err)
@@ -204,6 +257,9 @@ int32_t bpi_weight_of_mla(struct bp_session *s, uint32_t il, struct bp_error *er
     struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
     BP_TRY(BPI_RUN(l->common, (int32_t)il, bp_mla_common_ops, prepare, &w, &l->mla, &info));
     settle(s, &own, &lenders, &info, l->common_row);
+    drop_pages(s, l->common, &w.k_b);
+    drop_pages(s, l->common, &w.v_b);
+    drop_pages(s, l->common, &w.kv_b);
     return BP_OK;
 }
 
@@ -228,6 +284,7 @@ int32_t bpi_weight_of_moe(struct bp_session *s, uint32_t il, struct bp_error *er
     struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
     BP_TRY(BPI_RUN(l->moe, (int32_t)il, bp_moe_ops, prepare, &w, &l->experts, &info));
     settle(s, &own, &lenders, &info, l->moe_row);
+    for (size_t i = 0; i < BPI_ARRAY_LEN(parts); ++i) drop_pages(s, l->moe, parts[i].out);
     return BP_OK;
 }
 
@@ -240,6 +297,7 @@ int32_t bpi_weight_of_embed(struct bp_session *s, struct bp_error *err)
     bpi_model_raw(s->model->m, BPI_W_TOKEN_EMBD, 0, 0, 1, &raw);
     BP_TRY(BPI_RUN(own.op, -1, bp_dense_ops, prepare, &raw, &s->embed, &info));
     settle(s, &own, &lenders, &info, s->embed_row);
+    drop_pages(s, own.op, &raw);
     return BP_OK;
 }
 
@@ -253,17 +311,11 @@ static int32_t prepare_layer_sites(struct bp_session *s, uint32_t il, struct bp_
     return BP_OK;
 }
 
-static int32_t upload_all(struct bp_session *s, struct bp_error *err)
-{
-    for (uint32_t il = 0; il < s->n_layer; ++il) BP_TRY(prepare_vectors(s, il, err));
-    return upload_vec(s, BPI_W_OUTPUT_NORM, 0, &s->output_norm, err);
-}
-
 /* What every token reads comes first, the experts last: a provider that runs short of fast memory then has spent it where
  * it helps most. */
 int32_t bpi_session_prepare(struct bp_session *s, struct bp_error *err)
 {
-    BP_TRY(upload_all(s, err));
+    BP_TRY(upload_vectors(s, err));
     if (s->lender != NULL) return BP_OK;
     BP_TRY(bpi_weight_of_embed(s, err));
     BP_TRY(prepare_site(s, &s->head, -1, err));

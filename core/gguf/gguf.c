@@ -195,6 +195,17 @@ void bpi_gguf_expect(const struct bpi_gguf *g, uint32_t use)
     for (uint32_t i = 0; i < g->n_parts; ++i) bpi_map_expect(&g->parts[i].map, use);
 }
 
+void bpi_gguf_drop(const struct bpi_gguf *g, const void *data, uint64_t n_bytes)
+{
+    const uintptr_t at = (uintptr_t)data;
+    for (uint32_t i = 0; i < g->n_parts; ++i) {
+        const struct bpi_map *m = &g->parts[i].map;
+        const uintptr_t base = (uintptr_t)m->data;
+        if (m->data != NULL && at >= base && at - base < m->n_bytes)
+            bpi_map_drop(m, at - base, n_bytes);
+    }
+}
+
 int32_t bpi_gguf_check_files(const struct bpi_gguf *g, struct bp_error *err)
 {
     for (uint32_t i = 0; i < g->n_parts; ++i)

@@ -80,6 +80,8 @@ uint64_t bpi_gguf_shard_bytes(const struct bpi_gguf *g, uint32_t shard);
 uint64_t bpi_gguf_alignment(const struct bpi_gguf *g, uint32_t shard);
 /* Hint how tensors will be read next (enum bpi_map_use); an open file expects whole ones. */
 void bpi_gguf_expect(const struct bpi_gguf *g, uint32_t use);
+/* Bytes that were read and will not be soon: bpi_map_drop where they lie in a mapping. */
+void bpi_gguf_drop(const struct bpi_gguf *g, const void *data, uint64_t n_bytes);
 /* The files behind the mappings still have all their bytes (bpi_map_check). Images in memory always do. */
 int32_t bpi_gguf_check_files(const struct bpi_gguf *g, struct bp_error *err);
 

@@ -453,6 +453,43 @@ START_TEST(nan_stays_in_its_sequence)
 }
 END_TEST
 
+/* ---- memory ---- */
+
+/* What is missing is said before a byte goes to the device, and what is asked for is enough. */
+START_TEST(too_little_memory)
+{
+    struct bp_error err = BP_ERROR_INIT;
+    unsigned long long need = 0;
+    struct rig r;
+    gpu_free_bytes = 4096;
+    ck_assert_int_eq(try_open(&r, zoo[_i], graphs, &err), BP_E_LIMIT);
+    expect(err.msg, "and 4096 are free");
+    const char *at = strstr(err.msg, "needs ");
+    ck_assert_ptr_nonnull(at);
+    ck_assert_int_eq(sscanf(at, "needs %llu bytes", &need), 1);
+    ck_assert_int_eq(n_blocks, 0);
+    ck_assert_int_eq(n_copies, 0);
+    rig_close(&r);
+    bpi_error_clear(&err);
+    gpu_free_bytes = need - 1;
+    ck_assert_int_eq(try_open(&r, zoo[_i], graphs, &err), BP_E_LIMIT);
+    rig_close(&r);
+    bpi_error_clear(&err);
+    gpu_free_bytes = need;
+    must(try_open(&r, zoo[_i], graphs, &err), &err);
+    uint64_t taken = 0; /* whole pages; the weights of these ops lie in the file */
+    for (int i = 0; i < n_blocks; ++i) taken += blocks[i].n_bytes;
+    struct bp_decision row = {.h = BP_HDR(struct bp_decision, weight_bytes)};
+    const struct bp_decisions *d = bp_session_decisions(r.s);
+    uint64_t file = 0;
+    for (uint32_t i = 0; bp_decision(d, i, &row) == BP_OK; ++i) file += row.file_bytes;
+    ck_assert_uint_ge(need, file);
+    ck_assert_uint_le(need - file, taken);
+    ck_assert_uint_ge(need - file + (uint64_t)n_blocks * 4096, taken);
+    rig_close(&r);
+}
+END_TEST
+
 /* ---- a device that is lost ---- */
 
 static void mend_device(void)
@@ -533,6 +570,7 @@ int main(void)
     tcase_add_loop_test(tc, one_without_bf16, 0, G_TABLES);
     tcase_add_loop_test(tc, activations_in_bf16, 0, 2);
     tcase_add_loop_test(tc, nan_stays_in_its_sequence, 0, 4);
+    tcase_add_loop_test(tc, too_little_memory, 0, 4);
     tcase_add_loop_test(tc, lost_at_any_call, 0, 2);
     tcase_add_test(tc, lost_while_opening);
     suite_add_tcase(suite, tc);
