@@ -140,12 +140,11 @@ bool bpi_ab_is_exact(const struct bp_config *c)
     return strcmp(round_of(c), "none") == 0;
 }
 
-bool bpi_ab_is_base(const struct bpi_ab_run *r, uint32_t side)
+bool bpi_ab_is_base(const struct bpi_ab_run *r, uint32_t side, bool cache)
 {
-    const struct bp_config *c = side == 0 ? r->p->a.config : r->p->b.config;
-    /* The model is A's, whoever is judged. */
-    return (side == 0 || r->p->b.model == r->p->a.model) && strcmp(round_of(c), r->round) == 0 &&
-           strcmp(bp_ab_kv_dtype(r->ab, side), r->kv) == 0;
+    const struct bp_ab_side *of = side == 0 ? &r->p->a : &r->p->b;
+    return of->model == r->p->a.model && strcmp(round_of(of->config), r->round) == 0 &&
+           (!cache || strcmp(bp_ab_kv_dtype(r->ab, side), r->kv) == 0);
 }
 
 static int coarseness(const char *dtype)

@@ -95,8 +95,10 @@ static bool is_exact(const struct shadow *s, const struct bpi_call *c, uint32_t 
 /* Who has the baseline of this call? */
 static uint32_t base_of(const struct shadow *s, const struct bpi_call *c)
 {
-    if (bpi_ab_is_base(s->r, 1) && bpi_mirror_is_ref(s->r->a, s->r->b, c)) return SIDE_B;
-    if (bpi_ab_is_base(s->r, 0) && bpi_mirror_is_ref(s->r->a, s->r->a, c)) return SIDE_A;
+    bool cache = false;
+    for (uint32_t i = 0; i < c->n_port; ++i) cache = cache || bpi_call_is_pool(c, i);
+    if (bpi_ab_is_base(s->r, 1, cache) && bpi_mirror_is_ref(s->r->a, s->r->b, c)) return SIDE_B;
+    if (bpi_ab_is_base(s->r, 0, cache) && bpi_mirror_is_ref(s->r->a, s->r->a, c)) return SIDE_A;
     return SIDE_BASE;
 }
 

@@ -90,8 +90,8 @@ void bpi_ab_neighbour(const struct bp_ab *ab, uint32_t k, uint32_t pos, uint32_t
 /* Tells how far it is; BP_E_ABORTED when the caller wants to stop. */
 int32_t bpi_ab_progress(const struct bpi_ab_run *r, uint32_t done, uint32_t total, struct bp_error *err);
 bool bpi_ab_is_exact(const struct bp_config *c); /* ref of this configuration does not round */
-/* Ref of this side is the baseline. */
-bool bpi_ab_is_base(const struct bpi_ab_run *r, uint32_t side);
+/* Ref of this side is the baseline. cache: also in calls that read or write the cache. */
+bool bpi_ab_is_base(const struct bpi_ab_run *r, uint32_t side, bool cache);
 
 /* ---- ab_result.c ---- */
 /* The entry of a place; made where it is new. NULL: out of memory. */
