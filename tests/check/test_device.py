@@ -1,0 +1,102 @@
+"""test_device.py - backplane-check --gpu without a GPU: the reference on a device whose memory the host cannot touch passes
+everything, and each mistake of such a plugin is found under its rule.
+SPDX-License-Identifier: MIT
+"""
+import json
+import os
+import subprocess
+import unittest
+
+CHECK, PLUGINS = os.environ["BP_CHECK"], os.environ["BP_PLUGINS"]
+IFACES = ("bp.device", "bp.dense", "bp.quant", "bp.moe", "bp.mla.common", "bp.mla.prefill", "bp.mla.decode", "bp.mla.index")
+
+
+def run(name, *args):
+    return subprocess.run([CHECK, os.path.join(PLUGINS, f"backplane-fake_{name}.so"), "--gpu", "0", "--timeout", "120", *args],
+                          capture_output=True, check=False, timeout=800)
+
+
+def report(name, *args):
+    done = run(name, "--json", *args)
+    assert done.returncode in (0, 1), (name, args, done)
+    value = json.loads(done.stdout)
+    assert value["pass"] == (done.returncode == 0), value
+    return value
+
+
+def rules(value):
+    return {f["rule"] for f in value["findings"]}
+
+
+class Sound(unittest.TestCase):
+    def test_the_sound_one_passes_every_stage(self):
+        r = report("sound", "--quick")
+        self.assertEqual(r["findings"], [])
+        self.assertIn("out of reach", r["device"])
+        for stage in r["stages"]:
+            self.assertTrue(stage["pass"], r["stages"])
+        for iface in IFACES:
+            for stage in (5, 6):
+                n = [s["cases"] for s in r["sums"] if s["stage"] == stage and s["iface"] == iface]
+                self.assertEqual(len(n), 1, (iface, stage, r["sums"]))
+                self.assertTrue(n[0] > 0 or iface == "bp.device", (iface, stage))
+
+    def test_a_case_filter_and_a_budget(self):
+        r = report("sound", "--stage", "6", "--iface", "bp.dense", "--case", "rope style 1")
+        self.assertEqual(r["findings"], [])
+        self.assertEqual([s["cases"] for s in r["sums"] if s["stage"] == 6], [35])
+        r = report("sound", "--stage", "6", "--iface", "bp.quant", "--budget", "1")
+        self.assertEqual(r["findings"], [])
+        self.assertTrue(any("the budget of 1 s was used up" in n for n in r["notes"]), r["notes"])
+
+
+class Usage(unittest.TestCase):
+    def test_without_a_device_one_sentence_and_status_2(self):
+        for done in (run("no_device"), subprocess.run([CHECK, os.path.join(PLUGINS, "backplane-fake_sound.so"), "--gpu", "5"],
+                                                      capture_output=True, check=False, timeout=100)):
+            self.assertEqual((done.returncode, done.stdout), (2, b""), done)
+            self.assertEqual(done.stderr.count(b"\n"), 1, done.stderr)
+            self.assertIn(b"cannot be used: ", done.stderr)
+            self.assertIn(b"no such device", done.stderr)
+
+    def test_wrong_lines_are_refused(self):
+        sound = os.path.join(PLUGINS, "backplane-fake_sound.so")
+        hostile = os.path.join(PLUGINS, "backplane-hostile.so")
+        for args in (["--reference", "--gpu", "0"], [sound, "--gpu", "x"], [sound, "--gpu", "-1"], [sound, "--budget", "0"],
+                     [sound, "--device-plugin", sound], [hostile, "--gpu", "0"],
+                     [sound, "--gpu", "0", "--device-plugin", "/no/such/file.so"]):
+            done = subprocess.run([CHECK, *args], capture_output=True, check=False, timeout=100)
+            self.assertEqual((done.returncode, done.stdout), (2, b""), (args, done))
+            self.assertEqual(done.stderr.count(b"\n"), 1, (args, done.stderr))
+
+
+class Faults(unittest.TestCase):
+    def expect(self, name, stage, iface, *wanted):
+        r = report(name, "--stage", stage, "--iface", iface, "--quick")
+        with self.subTest(fault=name, stage=stage, iface=iface):
+            self.assertEqual(rules(r), {f"KIT-{w}" for w in wanted}, r["findings"])
+            self.assertEqual({f["iface"] for f in r["findings"]}, {iface}, r["findings"])
+        return r
+
+    def test_memory(self):
+        for iface in ("bp.dense", "bp.quant", "bp.moe", "bp.mla.decode"):
+            self.expect("past_tensor", "6", iface, "6.2")
+            self.expect("writes_input", "6", iface, "6.2")
+        self.expect("past_scratch", "6", "bp.mla.decode", "6.10")
+        self.expect("past_plan", "6", "bp.mla.decode", "6.10")
+        self.expect("writes_meta", "6", "bp.mla.decode", "6.2")
+
+    def test_numbers(self):
+        self.expect("wrong", "6", "bp.mla.prefill", "6.5")
+        found = report("default_stream", "--stage", "6", "--iface", "bp.mla.decode", "--quick")
+        self.assertIn("KIT-6.9", rules(found), found["findings"])
+
+    def test_after_a_lost_device_the_rest_is_tried_in_new_children(self):
+        r = report("loses_device", "--stage", "6", "--iface", "bp.mla.decode", "--quick")
+        self.assertEqual(rules(r), {"KIT-6.1"}, r["findings"])
+        self.assertTrue(all("DEVICE_LOST" in f["seen"] for f in r["findings"]), r["findings"])
+        self.assertGreater(len([s for s in r["sums"] if s["stage"] == 6]), 3)
+
+
+if __name__ == "__main__":
+    unittest.main()
