@@ -7,8 +7,9 @@
 #ifndef MOE_CHUNK_CUH
 #define MOE_CHUNK_CUH
 
-#include <cuda_bf16.h>
+#ifdef __CUDACC__ /* a test compiles this file for the host and defines what it uses of CUDA */
 #include <cuda_fp16.h>
+#endif
 #include <stdint.h>
 
 #include "backplane/types.h"
@@ -210,6 +211,27 @@ template <> struct Chunk<BP_GGUF_BF16> {
         }
     }
 };
+
+/* Where byte `at` of a device row comes from in a row of n blocks of the file; -1: padding. plain: bytes of a row that stays
+ * as it is. */
+__device__ __forceinline__ int64_t source_of(uint32_t type, int64_t n, int64_t plain, int64_t at)
+{
+    if (type == BP_GGUF_Q6_K) {
+        if (at < n * 128) return at / 128 * 210 + at % 128;
+        at -= n * 128;
+        if (at < n * 64) return at / 64 * 210 + 128 + at % 64;
+        at -= n * 64;
+        if (at < n * 16) return at / 16 * 210 + 192 + at % 16;
+        at -= n * 16;
+        return at < n * 2 ? at / 2 * 210 + 208 + at % 2 : -1;
+    }
+    if (type == BP_GGUF_Q8_0) {
+        if (at < n * 32) return at / 32 * 34 + 2 + at % 32;
+        at -= n * 32;
+        return at < n * 2 ? at / 2 * 34 + at % 2 : -1;
+    }
+    return at < plain ? at : -1;
+}
 
 } // namespace moe
 #endif

@@ -5,41 +5,18 @@
 
 #include <cuda_runtime.h>
 
-#include "backplane/types.h"
+#include "moe_chunk.cuh"
 
 namespace
 {
 
 constexpr int THREADS = 256;
 
-/* Where byte `at` of the row begins in a row of blocks; -1: padding. */
-__device__ int64_t source_of(const moe_pack_call &c, int64_t at)
-{
-    if (c.type == BP_GGUF_Q6_K) {
-        const int64_t n = c.n_block;
-        if (at < n * 128) return at / 128 * 210 + at % 128;
-        at -= n * 128;
-        if (at < n * 64) return at / 64 * 210 + 128 + at % 64;
-        at -= n * 64;
-        if (at < n * 16) return at / 16 * 210 + 192 + at % 16;
-        at -= n * 16;
-        return at < n * 2 ? at / 2 * 210 + 208 + at % 2 : -1;
-    }
-    if (c.type == BP_GGUF_Q8_0) {
-        const int64_t n = c.n_block;
-        if (at < n * 32) return at / 32 * 34 + 2 + at % 32;
-        at -= n * 32;
-        return at < n * 2 ? at / 2 * 34 + at % 2 : -1;
-    }
-    return at < c.copy_bytes ? at : -1;
-}
-
-
 __global__ void __launch_bounds__(THREADS) pack_kernel(moe_pack_call c)
 {
     const int64_t n = c.n_rows * c.dst_row, step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
-        const int64_t row = i / c.dst_row, from = source_of(c, i % c.dst_row);
+        const int64_t row = i / c.dst_row, from = moe::source_of(c.type, c.n_block, c.copy_bytes, i % c.dst_row);
         c.dst[i] = from >= 0 ? c.src[row * c.src_row + c.skip + from] : 0;
     }
 }
