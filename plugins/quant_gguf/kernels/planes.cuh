@@ -7,16 +7,17 @@
  * does not matter, as long as x is read in the same one. Codes become bf16 in registers, two at a time: 0x4300 with the
  * code in its low bits is 128 + code, exactly; a subtraction takes 128 and the format's own bias away.
  *
- * A format: codes (C), scales (H); struct fmt at the end binds them. Values are those of core/block, bit for bit.
+ * A format: codes (C), scales (H); struct fmt at the end binds them. Values are those of core/block, exactly; only a zero
+ * may have the other sign.
  * Not here: products (gemv.cuh), writing this layout (repack.cu). SPDX-License-Identifier: MIT */
 #ifndef QUANT_GGUF_PLANES_CUH
 #define QUANT_GGUF_PLANES_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <stdint.h>
 
-#include "backplane/cuda/block.cuh"
+#ifndef PLANES_ON_HOST /* a test has brought functions of its own */
+#include "planes_device.cuh"
+#endif
 
 namespace planes
 {
@@ -24,41 +25,6 @@ namespace planes
 constexpr int STRIP = 16; /* rows */
 constexpr int LANES = 32;
 
-/* ---- instructions ---- */
-
-/* Weights are read once: they shall not push x out of the first cache. */
-__device__ __forceinline__ uint4 load_stream(const void *p)
-{
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-__device__ __forceinline__ uint2 load_stream8(const void *p)
-{
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-__device__ __forceinline__ uint32_t load_stream4(const void *p)
-{
-    uint32_t v;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
-}
-__device__ __forceinline__ uint32_t load_stream2(const void *p)
-{
-    uint16_t v;
-    asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(p));
-    return v;
-}
-__device__ __forceinline__ uint32_t sub_bf16x2(uint32_t a, uint32_t b)
-{
-    uint32_t v;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
-    return v;
-}
 __device__ __forceinline__ float low_half(uint32_t w)
 {
     return __half2float(__ushort_as_half(static_cast<unsigned short>(w & 0xffffu)));
@@ -355,7 +321,7 @@ template <int N, uint32_t TYPE> struct biased {
     __device__ float scale(int G, int s) const
     {
         const int at = N == 16 ? 2 * G + s : G;
-        return fmaf(byte_float(word(raw, at >> 2), at & 3), d, -8388736.0f * d);
+        return (byte_float(word(raw, at >> 2), at & 3) - 8388736.0f) * d;
     }
     __device__ float min(int, int) const { return 0.0f; }
     __device__ static int scale_of(const unsigned char *b, int n)
