@@ -131,22 +131,37 @@ int32_t bp_session_tap(struct bp_session *s, const char *patterns, bp_tap_fn fn,
     return BP_OK;
 }
 
-/* What a callback may read: the tensor itself on HOST, a host copy otherwise. */
+/* Halves as F32, in place of `t`: n elements of one span, so strides stay. */
+static int32_t widen(struct bp_tensor *t, uint64_t n, void **owned, struct bp_error *err)
+{
+    float *wide = bpi_alloc(n * sizeof(*wide));
+    const uint16_t *from = t->data;
+    if (wide == NULL) return bpi_fail_nomem(err, "engine", n * sizeof(*wide));
+    for (uint64_t i = 0; i < n; ++i)
+        wide[i] = t->dtype == BP_DT_F16 ? bpi_f16_to_f32(from[i]) : bpi_bf16_to_f32(from[i]);
+    bpi_free(*owned);
+    *owned = t->data = wide;
+    t->dtype = BP_DT_F32;
+    return BP_OK;
+}
+
+/* What a callback may read, floats in F32: the tensor itself where it is that already, else a copy. */
 static int32_t host_view(struct bp_session *s, const struct bp_tensor *t, struct bp_tensor *out,
                          void **owned, struct bp_error *err)
 {
+    const uint64_t n_bytes = bpi_port_span(t), n = n_bytes / bpi_dtype_bytes(t->dtype);
+    const bool halves = t->dtype == BP_DT_F16 || t->dtype == BP_DT_BF16;
     *out = *t;
     *owned = NULL;
-    if (s->device.kind == BP_DEV_HOST || t->dim[0] == 0) return BP_OK;
-    uint64_t span = 1; /* elements from the first to the last */
-    for (uint32_t i = 0; i < t->ndim; ++i)
-        span += (uint64_t)(t->dim[i] - 1) * (uint64_t)t->stride[i];
-    uint64_t n_bytes = span * bpi_dtype_bytes(t->dtype);
-    *owned = bpi_alloc(n_bytes);
-    if (*owned == NULL) return bpi_fail_nomem(err, "engine", n_bytes);
-    out->data = *owned;
-    BP_TRY(bpi_session_copy(s, *owned, t->data, n_bytes, BP_COPY_D2H, err));
-    return bpi_session_sync(s, err);
+    if (n == 0) return BP_OK;
+    if (s->device.kind != BP_DEV_HOST) {
+        *owned = bpi_alloc(n_bytes);
+        if (*owned == NULL) return bpi_fail_nomem(err, "engine", n_bytes);
+        out->data = *owned;
+        BP_TRY(bpi_session_copy(s, *owned, t->data, n_bytes, BP_COPY_D2H, err));
+        BP_TRY(bpi_session_sync(s, err));
+    }
+    return halves ? widen(out, n, owned, err) : BP_OK;
 }
 
 int32_t bpi_tap_emit(struct bp_session *s, uint32_t tap, int32_t layer, const struct bp_tensor *t,
@@ -193,27 +208,14 @@ struct finder {
     bool found;
 };
 
-static bool value_is_finite(const struct bp_tensor *t, int64_t offset)
-{
-    switch (t->dtype) {
-    case BP_DT_F32:
-        return isfinite(((const float *)t->data)[offset]);
-    case BP_DT_F16:
-        return isfinite(bpi_f16_to_f32(((const uint16_t *)t->data)[offset]));
-    case BP_DT_BF16:
-        return isfinite(bpi_bf16_to_f32(((const uint16_t *)t->data)[offset]));
-    default:
-        return true;
-    }
-}
-
 static bool tensor_row_is_finite(const struct bp_tensor *t, uint32_t row)
 {
+    if (t->dtype != BP_DT_F32) return true; /* choices */
     int64_t d1 = t->ndim > 2 ? t->dim[1] : 1, s1 = t->ndim > 2 ? t->stride[1] : 0;
     int64_t d2 = t->ndim > 1 ? t->dim[t->ndim - 1] : 1;
     for (int64_t i = 0; i < d1; ++i) {
         for (int64_t j = 0; j < d2; ++j) {
-            if (!value_is_finite(t, row * t->stride[0] + i * s1 + j)) return false;
+            if (!isfinite(((const float *)t->data)[row * t->stride[0] + i * s1 + j])) return false;
         }
     }
     return true;

@@ -143,7 +143,7 @@ struct bp_tap_event {
     const char *name;            /* "blk.3.attn.q_nope", "embd", "blk.3.out", "output_norm", "logits" */
     int32_t layer;               /* -1 outside of layers */
     uint32_t n_rows;             /* rows that map to tokens; equals data.dim[0] */
-    const struct bp_tensor *data; /* readable by the host during the call; rows outermost */
+    const struct bp_tensor *data; /* readable by the host during the call; F32, choices I32; rows outermost */
     const uint32_t *row_item;    /* (n_rows) item of the step */
     const uint32_t *row_pos;     /* (n_rows) position in the sequence */
 };

@@ -387,7 +387,57 @@ START_TEST(one_without_bf16)
 }
 END_TEST
 
-/* The same rounding on host and device, and taps still speak of F32 or what they say. */
+/* Whatever an activation is kept in, a tap shows F32. */
+static void check_tap(void *ctx, const struct bp_tap_event *e)
+{
+    const struct bp_tensor *t = e->data;
+    const bool choice = strstr(e->name, "ids") != NULL;
+    ck_assert_msg(t->dtype == (choice ? BP_DT_I32 : BP_DT_F32), "%s", e->name);
+    for (int64_t i = 0; i < t->dim[t->ndim - 1] && !choice; ++i) {
+        const float v = ((const float *)t->data)[i];
+        ck_assert_msg(fabsf(v) < 1e4f, "%s: %g", e->name, (double)v);
+        uint32_t bits;
+        memcpy(&bits, &v, sizeof bits);
+        if (strstr(e->name, "attn.heads") != NULL) ck_assert_uint_eq(bits & 0xffffu, 0);
+    }
+    ++*(int *)ctx;
+}
+START_TEST(taps_are_f32)
+{
+    static const char *const cpu[] = {COMMON, "engine.device=cpu", "engine.act=bf16", NULL};
+    static const char *const gpu[] = {COMMON, "engine.device=cuda:0", "engine.act=bf16", NULL};
+    struct rig r = open_on(ZOO("zoo-glm5"), _i == 0 ? cpu : gpu);
+    struct bp_error err = BP_ERROR_INIT;
+    int n = 0;
+    int32_t *ids = random_ids(5, 20, r.n_vocab);
+    must(bp_session_tap(r.s, "*", check_tap, &n, &err), &err);
+    prefill(&r, 0, ids, 20, 20, NULL);
+    ck_assert_int_gt(n, 40);
+    free(ids);
+    rig_close(&r);
+}
+END_TEST
+
+/* f16 on request: what overflows is an error that says what to do. */
+START_TEST(activations_in_f16)
+{
+    static const char *const f16[] = {COMMON, "engine.device=cuda:0", "engine.act=f16", NULL};
+    struct rig r = open_on(ZOO("zoo-v3"), f16);
+    struct bp_error err = BP_ERROR_INIT;
+    struct out o = {NULL, 0, 0};
+    const int32_t ids[1] = {7};
+    decode_step(&r, ids, 1, 1, &o);
+    gpu_nan_kind = K_DECODE;
+    struct bp_step_item it = item(0, ids, 1, 1, BP_STEP_DECODE);
+    ck_assert_int_eq(bp_session_step(r.s, &it, 1, &err), BP_E_NUMERIC);
+    expect(err.msg, "blk.0.attn.o_lat");
+    expect(err.msg, "engine.act = bf16");
+    free(o.v);
+    rig_close(&r);
+}
+END_TEST
+
+/* The same rounding on host and device. */
 START_TEST(activations_in_bf16)
 {
     static const char *const cpu16[] = {COMMON, "engine.device=cpu", "engine.act=bf16", NULL};
@@ -569,6 +619,8 @@ int main(void)
     tcase_add_test(tc, a_device_that_is_not_there);
     tcase_add_loop_test(tc, one_without_bf16, 0, G_TABLES);
     tcase_add_loop_test(tc, activations_in_bf16, 0, 2);
+    tcase_add_loop_test(tc, taps_are_f32, 0, 2);
+    tcase_add_test(tc, activations_in_f16);
     tcase_add_loop_test(tc, nan_stays_in_its_sequence, 0, 4);
     tcase_add_loop_test(tc, too_little_memory, 0, 4);
     tcase_add_loop_test(tc, lost_at_any_call, 0, 2);
