@@ -1,0 +1,228 @@
+/* test_quant_planes.cpp - the layout that quant_gguf repacks weights to, walked on the host: what is packed from random
+ * blocks is read back by the code that kernels read it with, and must be what block.cuh says, for every type, row, column
+ * and lane. The instructions of the device are replaced by functions that do the same.
+ * Not here: the products themselves, which need a device (backplane-check --gpu). SPDX-License-Identifier: MIT */
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#include "backplane/cuda/block.cuh"
+
+#define PLANES_ON_HOST
+#define __device__
+#define __forceinline__ inline
+
+struct uint2 {
+    uint32_t x, y;
+};
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t choice)
+{
+    const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t n = choice >> (4 * i) & 15u;
+        uint32_t byte = static_cast<uint32_t>(bytes >> (8 * (n & 7u)) & 255u);
+        if ((n & 8u) != 0) byte = (byte & 128u) != 0 ? 255u : 0u;
+        out |= byte << (8 * i);
+    }
+    return out;
+}
+static inline float __uint_as_float(uint32_t bits)
+{
+    float v;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+static inline uint32_t __float_as_uint(float v)
+{
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
+}
+static inline uint32_t __ushort_as_half(unsigned short h)
+{
+    return h;
+}
+static inline float __half2float(uint32_t h)
+{
+    return bp_block_half_bits(h);
+}
+
+namespace planes
+{
+
+static uint4 load_stream(const void *p)
+{
+    uint4 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static uint2 load_stream8(const void *p)
+{
+    uint2 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static uint32_t load_stream4(const void *p)
+{
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static uint32_t load_stream2(const void *p)
+{
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+/* The formats rely on differences that need no rounding. */
+static uint32_t sub_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 2; ++i) {
+        const float x = __uint_as_float((a >> (16 * i) & 0xffffu) << 16);
+        const float y = __uint_as_float((b >> (16 * i) & 0xffffu) << 16);
+        const uint32_t bits = __float_as_uint(x - y);
+        if ((bits & 0xffffu) != 0) {
+            printf("the difference of %a and %a is no bf16\n", static_cast<double>(x), static_cast<double>(y));
+            exit(1);
+        }
+        out |= bits >> 16 << (16 * i);
+    }
+    return out;
+}
+
+} // namespace planes
+
+#include "gemv_types.h"
+#include "planes.cuh"
+
+using planes::fmt;
+using planes::step;
+
+static uint64_t state = 20261201;
+static unsigned char random_byte()
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<unsigned char>(state >> 56);
+}
+
+static long n_bad, n_seen;
+
+/* Everything that one lane holds of one group and the ones after it. */
+template <uint32_t TYPE, int G = 0> static void check_groups(const step<TYPE> &s, const std::vector<float> &want, int lane)
+{
+    if constexpr (G < step<TYPE>::GROUPS) {
+        using S = step<TYPE>;
+        uint32_t a[S::PARTS][2][4];
+        for (int p = 0; p < S::PARTS; ++p) {
+            s.template fragment<G, 0>(a[p][0], p);
+            s.template fragment<G, 1>(a[p][1], p);
+        }
+        for (int i = 0; i < 16; ++i) {
+            const int r = i >> 3, e = i & 7;
+            float v = 0.0f;
+            for (int p = 0; p < S::PARTS; ++p) {
+                const uint32_t w = a[p][e >> 2][r + 2 * (e >> 1 & 1)];
+                v += __uint_as_float((e & 1) == 0 ? w << 16 : w & 0xffff0000u);
+            }
+            if (!S::H::NONE) v = s.h[r].scale(G, e >> 2) * v;
+            if (S::H::MIN) v = v - s.h[r].min(G, e >> 2);
+            const int row = (lane >> 2) + 8 * r, col = planes::column_of<S::H::SUB16>(G, lane & 3, e);
+            const float exact = want[static_cast<size_t>(row * S::K + col)];
+            ++n_seen;
+            if (!(v == exact) && n_bad++ < 10)
+                printf("type %u row %d column %d: %a, expected %a\n", static_cast<unsigned>(TYPE), row, col,
+                       static_cast<double>(v), static_cast<double>(exact));
+        }
+        check_groups<TYPE, G + 1>(s, want, lane);
+    }
+}
+
+template <uint32_t TYPE> static void make_finite(unsigned char *block)
+{
+    using B = bp::block<TYPE>;
+    for (bool good = false; !good;) {
+        for (int i = 0; i < B::bytes; ++i) block[i] = random_byte();
+        good = true;
+        for (int i = 0; i < B::n; ++i) good = good && isfinite(B::at(block, i));
+    }
+}
+
+/* n_blocks: blocks of a row that exist; the rest of the step is zeros. */
+template <uint32_t TYPE> static void check_step(int n_blocks)
+{
+    using S = step<TYPE>;
+    using B = bp::block<TYPE>;
+    std::vector<unsigned char> raw(static_cast<size_t>(16 * n_blocks * B::bytes)), out(S::BYTES);
+    std::vector<float> want(16 * S::K, 0.0f);
+    for (int b = 0; b < 16 * n_blocks; ++b) make_finite<TYPE>(&raw[static_cast<size_t>(b * B::bytes)]);
+    const auto row_of = [&](int row) { return raw.data() + static_cast<size_t>(row * n_blocks * B::bytes); };
+    for (int row = 0; row < 16; ++row) {
+        for (int c = 0; c < n_blocks * B::n; ++c) want[static_cast<size_t>(row * S::K + c)] = B::row_at(row_of(row), c);
+    }
+    for (int i = 0; i < S::NQ * 32 * 4; ++i) {
+        const int w = i & 3, lane = i >> 2 & 31, v = i >> 7;
+        const auto code = [&](int r, int G, int e) -> uint32_t {
+            const int row = (lane >> 2) + 8 * r, col = planes::column_of<S::H::SUB16>(G, lane & 3, e);
+            return col >= n_blocks * B::n ? 0 : fmt<TYPE>::code(row_of(row) + col / B::n * B::bytes, col % B::n);
+        };
+        const uint32_t word = S::C::pack(v, w, code);
+        memcpy(&out[static_cast<size_t>(4 * i)], &word, sizeof word);
+    }
+    for (int row = 0; row < 16 && !S::H::NONE; ++row) {
+        const auto block = [&](int n) -> const unsigned char * {
+            return n < n_blocks ? row_of(row) + n * B::bytes : nullptr;
+        };
+        unsigned char *first = out.data() + S::CODE_BYTES;
+        S::H::store(block, first + row * S::H::HB, first + 16 * S::H::HB + row * S::H::HB2);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+        step<TYPE> s;
+        s.load(out.data(), lane);
+        s.open();
+        check_groups<TYPE>(s, want, lane);
+    }
+}
+
+/* Each vector is loaded for the next step after the last group that needs it, and not before. */
+template <uint32_t TYPE, int G = 0> static void check_refill(step<TYPE> &s, const unsigned char *next, std::vector<int> &n)
+{
+    if constexpr (G < step<TYPE>::GROUPS) {
+        s.template refill<G>(next, 0);
+        for (int v = 0; v < step<TYPE>::NQ; ++v) n[static_cast<size_t>(v)] = s.q[v].x == 0xabababab;
+        check_refill<TYPE, G + 1>(s, next, n);
+    }
+}
+
+template <uint32_t TYPE> static void check_type(const char *name)
+{
+    using S = step<TYPE>;
+    const long before = n_bad;
+    const int whole = S::K / bp::block<TYPE>::n;
+    for (int i = 0; i < 10; ++i) check_step<TYPE>(whole);
+    for (int n = 1; n < whole; n += whole > 8 ? 37 : 1) check_step<TYPE>(n);
+    std::vector<unsigned char> next(S::BYTES, 0xab);
+    std::vector<int> filled(S::NQ, 0);
+    step<TYPE> s = {};
+    check_refill<TYPE>(s, next.data(), filled);
+    for (int v = 0; v < S::NQ; ++v) {
+        if (filled[static_cast<size_t>(v)] == 0 && n_bad++ < 10) printf("%s: vector %d is never loaded again\n", name, v);
+    }
+    printf("%-8s %4d bytes a step: %s\n", name, S::BYTES, n_bad == before ? "ok" : "FAILED");
+}
+
+int main()
+{
+#define CHECK(NAME) check_type<BP_GGUF_##NAME>(#NAME);
+    QG_PLANES_MAP(CHECK)
+    printf("%ld values compared\n", n_seen);
+    return n_bad == 0 && n_seen > 0 ? 0 : 1;
+}
