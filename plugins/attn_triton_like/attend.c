@@ -146,6 +146,21 @@ static int32_t decode_ports(const struct bp_mla_decode_args *a, const char *op,
     return BP_OK;
 }
 
+static int is_16_bit(uint32_t dtype)
+{
+    return dtype == BP_DT_F16 || dtype == BP_DT_BF16;
+}
+
+/* The tensor-core kernel needs one 16-bit dtype everywhere and the width of the real models. */
+static int decode_is_fast(const struct bp_mla_decode_args *a, const struct attn_pool *pool,
+                          uint32_t n_latent)
+{
+    const uint32_t dtype = pool->dtype;
+    return is_16_bit(dtype) && a->q.dtype == dtype && a->out.dtype == dtype && n_latent == 512 &&
+           pool->width == 576 && bp_cuda_aligned(&a->q, 4) && bp_cuda_aligned(&a->out, 4) &&
+           (uintptr_t)pool->data % 16 == 0 && pool->block_bytes % 16 == 0;
+}
+
 static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp_mla_decode_args *a,
                           struct bp_error *err)
 {
@@ -190,7 +205,10 @@ static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp
     }
     /* The list of this very step is still in pinned memory; a graph has to hold for any list. */
     if (l->capturing == 0) x.n_item = ((const struct attn_plan_head *)l->pinned)->n_item;
-    BP_TRY(attn_launched(attn_start_decode_fma(&x, l->stream), op, err));
+    const int fast = decode_is_fast(a, &x.pool, x.n_latent);
+    BP_TRY(attn_launched(fast ? attn_start_decode_mma(&x, l->stream)
+                              : attn_start_decode_fma(&x, l->stream),
+                         op, err));
     if (l->capturing == 0 && ((const struct attn_plan_head *)l->pinned)->n_part == 0) return BP_OK;
     return attn_launched(attn_start_combine(&x, l->stream), op, err);
 }

@@ -89,9 +89,10 @@ __global__ void __launch_bounds__(THREADS, 1) decode_fma_kernel(const attn_decod
 {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     /* Blocks of one item's heads stand side by side, so that its keys are read from memory once. */
-    if (blockIdx.y >= a.plan->n_item) return;
-    const attn_item item = a.items[blockIdx.y];
-    const int head0 = static_cast<int>(blockIdx.x) * HEADS;
+    const uint32_t n_block = (a.n_head + HEADS - 1) / HEADS, number = blockIdx.x / n_block;
+    if (number >= a.plan->n_item) return;
+    const attn_item item = a.items[number];
+    const int head0 = static_cast<int>(blockIdx.x % n_block) * HEADS;
     const row_keys keys = keys_of(a, item.row);
     const int32_t each = part_keys(keys.n, item.n_split), begin = item.split * each;
     const int32_t end = begin + each < keys.n ? begin + each : keys.n;
@@ -177,7 +178,7 @@ int32_t attn_start_decode_fma(const attn_decode *a, void *stream)
     const int width = static_cast<int>(a->pool.width);
     int tile = TILE;
     while (tile > 1 && smem_bytes(width, tile) > BP_CUDA_SMEM_MAX) tile /= 2;
-    const dim3 grid((a->n_head + HEADS - 1) / HEADS, a->n_item);
+    const dim3 grid((a->n_head + HEADS - 1) / HEADS * a->n_item);
     const size_t smem = static_cast<size_t>(smem_bytes(width, tile));
     if (a->n_latent <= THREADS) return start(decode_fma_kernel<1>, grid, THREADS, smem, stream, *a, tile);
     if (a->n_latent <= 2 * THREADS) return start(decode_fma_kernel<2>, grid, THREADS, smem, stream, *a, tile);

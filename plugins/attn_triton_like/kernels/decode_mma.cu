@@ -1,0 +1,234 @@
+/* decode_mma.cu - the decode kernel on tensor cores: 16-bit cache and activations of one dtype, 512 latents and 64 rotated
+ * numbers, which is what every large model has.
+ * A block of eight warps takes 16 heads of an item. Cached rows come by cp.async, TILE keys at a time into one of two
+ * stages; a row serves as key and, its first 512 numbers, as value. Scores: a warp multiplies a quarter of the width with
+ * half of the keys, its part of the queries stays in registers; the four quarters are added in shared memory. Softmax: a
+ * warp owns two heads. Values: a warp owns 64 latents.
+ * Numeric: products of 16-bit numbers (weights rounded to them), f32 sums, softmax in base 2 with the running maximum; an
+ * order of sums that depends on the row's keys and its number of parts only. Keys past the end and skipped entries are zero
+ * rows of weight zero: nothing of what lies there is read. SPDX-License-Identifier: MIT */
+#include <backplane/cuda/mma.cuh>
+
+#include "decode.cuh"
+
+namespace
+{
+
+constexpr int WARPS = 8, THREADS = WARPS * 32, HEADS = ATTN_HEAD_BLOCK, TILE = 32;
+constexpr int LATENT = 512, WIDTH = 576, SLICES = 4, STEPS = WIDTH / SLICES / 16;
+constexpr int PITCH = WIDTH + 8;     /* an odd number of 16 bytes: eight rows meet all banks */
+constexpr int PART_PITCH = TILE + 8; /* of partial scores, and of weights */
+constexpr int MINE = LATENT / WARPS / 8; /* tiles of eight latents of a warp */
+constexpr int CHUNKS = WIDTH / 8;        /* copies of 16 bytes in a row */
+static_assert(WIDTH % (SLICES * 16) == 0 && TILE * CHUNKS % THREADS == 0 && TILE == 32, "the split of work");
+
+template <class T> struct room {
+    T keys[2][TILE][PITCH];
+    float parts[SLICES][HEADS][PART_PITCH];
+    T weights[HEADS][PART_PITCH];
+    float shrink[HEADS], inv[HEADS];
+    int64_t at[3][TILE]; /* where a tile's rows lie in the pool, -1: nowhere */
+};
+static_assert(sizeof(room<__half>) <= BP_CUDA_SMEM_MAX, "one block on every chip");
+static_assert(2 * (sizeof(room<__half>) + 1024) <= 233472, "two blocks on sm_90");
+
+/* Where key `at` lies; -1 past the end and for skipped entries. */
+__device__ __forceinline__ int64_t key_offset(const attn_decode &a, const row_keys &k, int32_t at, int32_t end)
+{
+    const unsigned char *row = at < end ? key_row(a.pool, k, at) : nullptr;
+    return row != nullptr ? row - a.pool.data : -1;
+}
+
+/* Starts the copy of a tile whose rows lie at `at`. */
+template <class T>
+__device__ __forceinline__ void copy_tile(const attn_decode &a, T (&keys)[TILE][PITCH], const int64_t (&at)[TILE])
+{
+#pragma unroll
+    for (int i = 0; i < TILE * CHUNKS / THREADS; ++i) {
+        const int chunk = i * THREADS + static_cast<int>(threadIdx.x), row = chunk / CHUNKS, col = chunk % CHUNKS * 8;
+        const int64_t from = at[row];
+        const unsigned char *src = a.pool.data + (from < 0 ? 0 : from) + col * 2;
+        bp_cuda::cp_async_16(&keys[row][col], src, from >= 0);
+    }
+    bp_cuda::cp_async_commit();
+}
+
+/* The warp's slice of 16 queries as fragments; heads that do not exist are zero. */
+template <class T>
+__device__ __forceinline__ void load_queries(uint32_t (&q)[STEPS][4], const attn_decode &a, int32_t row, int head0, int slice,
+                                             int lane)
+{
+    const int n_head = static_cast<int>(a.n_head), g = head0 + lane / 4;
+    const bool lo = g < n_head, hi = g + 8 < n_head;
+    const unsigned char *q_lo = lo ? row_at(a.q, row, g) : nullptr, *q_hi = hi ? row_at(a.q, row, g + 8) : nullptr;
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+        const int col = slice * STEPS * 16 + s * 16 + lane % 4 * 2;
+        q[s][0] = lo ? *reinterpret_cast<const uint32_t *>(q_lo + col * 2) : 0u;
+        q[s][1] = hi ? *reinterpret_cast<const uint32_t *>(q_hi + col * 2) : 0u;
+        q[s][2] = lo ? *reinterpret_cast<const uint32_t *>(q_lo + (col + 8) * 2) : 0u;
+        q[s][3] = hi ? *reinterpret_cast<const uint32_t *>(q_hi + (col + 8) * 2) : 0u;
+    }
+}
+
+/* Partial scores of 16 heads and 16 keys over the warp's slice. */
+template <class T>
+__device__ __forceinline__ void partial_scores(room<T> &r, const uint32_t (&q)[STEPS][4], int stage, int slice, int half,
+                                               int lane)
+{
+    float s[2][4] = {};
+    const T *key = &r.keys[stage][half * 16 + lane / 16 * 8 + lane % 8][slice * STEPS * 16 + lane / 8 % 2 * 8];
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) {
+        uint32_t b[4];
+        bp_cuda::ldmatrix_x4(b, key + i * 16);
+        bp_cuda::mma<T>(s[0], q[i], b[0], b[1]);
+        bp_cuda::mma<T>(s[1], q[i], b[2], b[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        const int col = half * 16 + n * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2 *>(&r.parts[slice][lane / 4][col]) = make_float2(s[n][0], s[n][1]);
+        *reinterpret_cast<float2 *>(&r.parts[slice][lane / 4 + 8][col]) = make_float2(s[n][2], s[n][3]);
+    }
+}
+
+/* What a half warp keeps of its head: the maximum, and this lane's share of the sum. */
+struct running {
+    float max, sum;
+};
+
+/* Half a warp a head, two keys a lane. */
+template <class T>
+__device__ __forceinline__ void softmax_step(room<T> &r, running *own, const int64_t (&at)[TILE], float scale, int warp,
+                                             int lane)
+{
+    const int head = warp * 2 + lane / 16, key = lane % 16 * 2;
+    float2 s = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < SLICES; ++i) {
+        const float2 v = *reinterpret_cast<const float2 *>(&r.parts[i][head][key]);
+        s.x += v.x, s.y += v.y;
+    }
+    const bool first = at[key] >= 0, second = at[key + 1] >= 0;
+    s.x = first ? s.x * scale : -INFINITY;
+    s.y = second ? s.y * scale : -INFINITY;
+    const float max = fmaxf(own->max, bp_cuda::warp_max<16>(fmaxf(s.x, s.y)));
+    /* Without any key so far everything stays zero. A NaN score is a key: its weight is NaN, and so is the row. */
+    const float zero = max == -INFINITY ? 0.0f : max, shrink = max == -INFINITY ? 1.0f : exp2f(own->max - max);
+    const float p0 = first ? exp2f(s.x - zero) : 0.0f, p1 = second ? exp2f(s.y - zero) : 0.0f;
+    own->sum = own->sum * shrink + (p0 + p1);
+    own->max = max;
+    *reinterpret_cast<uint32_t *>(&r.weights[head][key]) = bp_cuda::pack<T>(p0, p1);
+    if (lane % 16 == 0) r.shrink[head] = shrink;
+}
+
+/* acc = shrink * acc + weights * values over the warp's latents. */
+template <class T>
+__device__ __forceinline__ void add_values(room<T> &r, float (&acc)[MINE][4], int stage, int warp, int lane)
+{
+    const float lo = r.shrink[lane / 4], hi = r.shrink[lane / 4 + 8];
+#pragma unroll
+    for (int n = 0; n < MINE; ++n) acc[n][0] *= lo, acc[n][1] *= lo, acc[n][2] *= hi, acc[n][3] *= hi;
+#pragma unroll
+    for (int k = 0; k < TILE; k += 16) {
+        uint32_t p[4];
+        bp_cuda::ldmatrix_x4(p, &r.weights[lane % 16][k + lane / 16 * 8]);
+#pragma unroll
+        for (int n = 0; n < MINE; n += 2) {
+            uint32_t b[4];
+            bp_cuda::ldmatrix_x4_trans(b, &r.keys[stage][k + lane % 16][warp * MINE * 8 + n * 8 + lane / 16 * 8]);
+            bp_cuda::mma<T>(acc[n], p, b[0], b[1]);
+            bp_cuda::mma<T>(acc[n + 1], p, b[2], b[3]);
+        }
+    }
+}
+
+/* Two latents of one head: to the output, or to the part's place. */
+template <class T>
+__device__ __forceinline__ void store_pair(const attn_decode &a, const attn_item &item, int head, int col, float x, float y)
+{
+    if (head >= static_cast<int>(a.n_head)) return;
+    if (item.n_split == 1)
+        *reinterpret_cast<uint32_t *>(row_at(a.out, item.row, head) + col * 2) = bp_cuda::pack<T>(x, y);
+    else
+        *reinterpret_cast<float2 *>(part_row(a, item.part, head) + col) = make_float2(x, y);
+}
+
+template <class T>
+__device__ __forceinline__ void store(room<T> &r, const attn_decode &a, const attn_item &item, const running &own,
+                                      const float (&acc)[MINE][4], int head0, int warp, int lane)
+{
+    const int mine = head0 + warp * 2 + lane / 16;
+    const float sum = bp_cuda::warp_sum<16>(own.sum), lse = lse_base_2(own.max, sum);
+    if (lane % 16 == 0) {
+        r.inv[warp * 2 + lane / 16] = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if (mine < static_cast<int>(a.n_head)) {
+            if (item.n_split > 1) a.part_lse[static_cast<int64_t>(item.part) * a.n_head + mine] = lse;
+            else if (a.lse.data != nullptr)
+                *reinterpret_cast<float *>(row_at(a.lse, item.row, mine)) = lse * LN_2;
+        }
+    }
+    __syncthreads();
+    const int g = lane / 4;
+    const float lo = r.inv[g], hi = r.inv[g + 8];
+#pragma unroll
+    for (int n = 0; n < MINE; ++n) {
+        const int col = warp * MINE * 8 + n * 8 + lane % 4 * 2;
+        store_pair<T>(a, item, head0 + g, col, acc[n][0] * lo, acc[n][1] * lo);
+        store_pair<T>(a, item, head0 + g + 8, col, acc[n][2] * hi, acc[n][3] * hi);
+    }
+}
+
+template <class T> __global__ void __launch_bounds__(THREADS, 2) decode_mma_kernel(const attn_decode a)
+{
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    /* Blocks of one item's heads stand side by side, so that its keys are read from memory once. */
+    const uint32_t n_block = (a.n_head + HEADS - 1) / HEADS, number = blockIdx.x / n_block;
+    if (number >= a.plan->n_item) return;
+    const attn_item item = a.items[number];
+    const int head0 = static_cast<int>(blockIdx.x % n_block) * HEADS, slice = warp % SLICES, half = warp / SLICES;
+    const row_keys keys = keys_of(a, item.row);
+    const int32_t each = part_keys(keys.n, item.n_split), begin = item.split * each;
+    const int32_t end = begin + each < keys.n ? begin + each : keys.n;
+    if (item.split > 0 && begin >= end) return; /* the combining kernel counts the parts that are not empty */
+    room<T> &r = *reinterpret_cast<room<T> *>(shared_memory());
+    const float scale = a.scale * LOG2_E;
+    if (warp < 2) r.at[warp][lane] = key_offset(a, keys, begin + warp * TILE + lane, end);
+    __syncthreads();
+    copy_tile(a, r.keys[0], r.at[0]);
+    uint32_t q[STEPS][4];
+    load_queries<T>(q, a, item.row, head0, slice, lane);
+    float acc[MINE][4] = {};
+    running own = {-INFINITY, 0.0f};
+    int here = 0, next = 1, after = 2; /* places of this tile's rows, the next one's, the one's after that */
+    for (int32_t at = begin, stage = 0; at < end; at += TILE, stage ^= 1) {
+        bp_cuda::cp_async_wait<0>();
+        __syncthreads(); /* the tile is there, and nobody reads the one before any more */
+        copy_tile(a, r.keys[stage ^ 1], r.at[next]);
+        int64_t offset = -1; /* asked for early: it is needed a tile later */
+        if (warp == 0) offset = key_offset(a, keys, at + 2 * TILE + lane, end);
+        partial_scores(r, q, stage, slice, half, lane);
+        __syncthreads();
+        softmax_step(r, &own, r.at[here], scale, warp, lane);
+        __syncthreads();
+        if (warp == 0) r.at[after][lane] = offset;
+        add_values(r, acc, stage, warp, lane);
+        const int spare = here;
+        here = next;
+        next = after;
+        after = spare;
+    }
+    bp_cuda::cp_async_wait<0>(); /* of a tile past the end, which is zeros */
+    store(r, a, item, own, acc, head0, warp, lane);
+}
+
+} // namespace
+
+int32_t attn_start_decode_mma(const attn_decode *a, void *stream)
+{
+    const dim3 grid((a->n_head + HEADS - 1) / HEADS * a->n_item);
+    if (a->pool.dtype == BP_DT_F16)
+        return start(decode_mma_kernel<__half>, grid, THREADS, sizeof(room<__half>), stream, *a);
+    return start(decode_mma_kernel<__nv_bfloat16>, grid, THREADS, sizeof(room<__nv_bfloat16>), stream, *a);
+}
