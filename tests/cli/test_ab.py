@@ -4,9 +4,11 @@ Not here: faults that it must find (tests/fault), the report's looks (test_ab_ht
 SPDX-License-Identifier: MIT
 """
 import os
+import subprocess
 import sys
+import unittest
 
-from cli_case import MODEL, SOURCE, ZOO, CliCase, main, read, run
+from cli_case import CLI, MODEL, SOURCE, TEXT, ZOO, CliCase, main, read, run
 
 sys.path.insert(0, os.path.join(SOURCE, "scripts", "lib"))
 import gguf_edit  # noqa: E402
@@ -132,11 +134,35 @@ class Ab(CliCase):
         self.assertGreater(j["timing"]["a_s"], 0)
         self.assertGreater(j["memory"]["a"]["cache"], 0)
 
+    @unittest.skipIf(os.environ.get("BP_SANITIZED"), "a sanitizer's own memory and time are counted too")
+    def test_two_sides_cost_less_than_four_runs_and_the_memory_of_two(self):
+        text = read(TEXT)[:740].decode("utf-8", "ignore")
+        ids = self.good_json("tokenize", "-m", MODEL, "-p", text)["ids"]
+        self.assertGreater(len(ids), 190)
+
+        def cost(*args):
+            best = None
+            for _ in range(2):  # processor time: other work delays a run, but is not counted
+                child = subprocess.Popen([CLI, *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                _, status, used = os.wait4(child.pid, 0)
+                child.returncode = os.waitstatus_to_exitcode(status)
+                self.assertEqual(child.returncode, 0, args)
+                seconds = used.ru_utime + used.ru_stime
+                best = min(best, (seconds, used.ru_maxrss)) if best else (seconds, used.ru_maxrss)
+            return best
+
+        one = cost("run", "-m", MODEL, "-p", text, "-n", "1")
+        for b in ("kv.dtype=f32", "plugin.ref.round=bf16", "kv.dtype=f32 plugin.ref.round=bf16"):
+            two = cost("ab", "-m", MODEL, "-p", text, "--b", b)
+            self.assertLess(two[0], 4 * one[0], (b, two, one))
+            self.assertLess(two[1], 2 * one[1], (b, two, one))
+
     def test_table(self):
         r = run("ab", "-m", zoo("v3"), "--ids", IDS, "--b", "kv.dtype=f32")
         self.assertEqual(r.rc, 0, r)
         text = r.out.decode()
         self.assertTrue(r.err.startswith(b"side A: cache "), r)
+        self.assertIn(b"(one layer at a time)", r.err.splitlines()[1], r)
         self.assertIn(b"\nside B: cache ", r.err)
         self.assertIn("blk.0.attn.cache", text)
         # One call a layer is no measurement of a ratio, and free mode measures none.

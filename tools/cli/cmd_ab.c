@@ -258,9 +258,35 @@ static int32_t read_input(struct ab_cmd *m)
 
 /* ---- memory ---- */
 
+struct estimate {
+    uint64_t cache, weights, scratch;
+    uint64_t layer; /* weights of the largest layer */
+};
+
+/* Weights by layer, -1 being the last place; rows say what runs of layers have together. */
+static uint64_t largest_layer(const struct bp_decisions *d)
+{
+    struct bp_decision row = {.h = BP_HDR(struct bp_decision, weight_bytes)};
+    int32_t n_layers = 0;
+    uint64_t most = 0;
+    for (uint32_t i = 0; bp_decision(d, i, &row) == BP_OK; ++i)
+        n_layers = row.layer_end > n_layers ? row.layer_end : n_layers;
+    for (int32_t layer = -1; layer < n_layers; ++layer) {
+        uint64_t sum = 0;
+        for (uint32_t i = 0; bp_decision(d, i, &row) == BP_OK; ++i) {
+            const uint64_t n =
+                row.layer_begin < 0 ? 1 : (uint64_t)(row.layer_end - row.layer_begin);
+            const bool here =
+                row.layer_begin < 0 ? layer < 0 : layer >= row.layer_begin && layer < row.layer_end;
+            if (here) sum += row.file_bytes / n;
+        }
+        most = sum > most ? sum : most;
+    }
+    return most;
+}
+
 /* What a side will take, from its choices alone, before anything is loaded. A side that cannot be opened says so later. */
-static bool estimate(struct ab_cmd *m, uint32_t side, uint64_t *cache, uint64_t *weights,
-                     uint64_t *scratch)
+static bool estimate(struct ab_cmd *m, uint32_t side, struct estimate *e)
 {
     struct bp_decisions *d = NULL;
     struct bp_error ignored = BP_ERROR_INIT;
@@ -273,14 +299,15 @@ static bool estimate(struct ab_cmd *m, uint32_t side, uint64_t *cache, uint64_t 
     uint64_t n = ctx != NULL ? strtoull(ctx, NULL, 10) : 0;
     if (n == 0) n = bp_model_n_ctx(model) < 4096 ? bp_model_n_ctx(model) : 4096;
     if (seqs != NULL) n *= strtoull(seqs, NULL, 10);
-    *cache = *weights = 0;
+    *e = (struct estimate){0};
     const bool ok = bp_explain(model, m->config[side], NULL, &d, &ignored) == BP_OK;
     for (uint32_t i = 0; ok && bp_decision_kv(d, i, &kv) == BP_OK; ++i)
-        *cache +=
+        e->cache +=
             n * (kv.token_bytes + kv.index_token_bytes) * (uint64_t)(kv.layer_end - kv.layer_begin);
-    for (uint32_t i = 0; ok && bp_decision(d, i, &row) == BP_OK; ++i) *weights += row.file_bytes;
+    for (uint32_t i = 0; ok && bp_decision(d, i, &row) == BP_OK; ++i) e->weights += row.file_bytes;
     if (ok) bp_decisions_info(d, &info);
-    *scratch = info.scratch_bytes;
+    if (ok) e->layer = largest_layer(d);
+    e->scratch = info.scratch_bytes;
     bp_decisions_close(d);
     return ok;
 }
@@ -289,12 +316,14 @@ static void say_memory(struct ab_cmd *m)
 {
     const uint32_t sides = m->golden.file != NULL ? 1 : 2;
     for (uint32_t side = 0; side < sides && !m->c->json; ++side) {
-        uint64_t cache, weights, scratch;
-        if (!estimate(m, side, &cache, &weights, &scratch)) continue;
-        term_say("side %c: cache %.1f MiB, weights %.1f MiB as the file holds them, scratch %.1f "
+        struct estimate e;
+        if (!estimate(m, side, &e)) continue;
+        const bool mirror = side == 1 && m->mode == BP_AB_SHADOW;
+        term_say("side %c: cache %.1f MiB, weights %.1f MiB as the file holds them%s, scratch %.1f "
                  "MiB",
-                 side == 0 ? 'A' : 'B', (double)cache / 0x1p20, (double)weights / 0x1p20,
-                 (double)scratch / 0x1p20);
+                 side == 0 ? 'A' : 'B', (double)e.cache / 0x1p20,
+                 (double)(mirror ? e.layer : e.weights) / 0x1p20,
+                 mirror ? " (one layer at a time)" : "", (double)e.scratch / 0x1p20);
     }
 }
 
