@@ -1,5 +1,6 @@
-/* mirror_time.c - how long a call took. On a device between two events on the session's stream, so that launching and
- * waiting are left out; an op that computes on the host by the clock, with its copies where tensors are carried to it.
+/* mirror_time.c - how long a call took. On a device between two events on the session's stream, so that waiting for the
+ * device is left out; as the stream is empty before, a short op shows little but its launch. An op that computes on the host
+ * by the clock, with its copies where tensors are carried to it.
  * Threads: the session's. SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
 
