@@ -21,7 +21,8 @@ __device__ float warp_sum(float v)
     return v;
 }
 
-/* The larger value wins, of equal ones the lower index; index < 0 is no candidate. All lanes end with the winner. */
+/* The larger value wins, of equal ones the lower index; index < 0 is no candidate. All lanes end with the winner, and
+ * have read what they compared: one of them may overwrite it. */
 __device__ void warp_best(float &v, int &index)
 {
     for (int d = 16; d > 0; d >>= 1) {
@@ -33,6 +34,7 @@ __device__ void warp_best(float &v, int &index)
             index = oi;
         }
     }
+    __syncwarp();
 }
 
 /* exp(z - top) for z <= top, with the part of the difference that f32 drops. */
