@@ -153,6 +153,33 @@ START_TEST(graphs_give_the_bits_of_single_calls)
 }
 END_TEST
 
+/* Two tokens of two sequences are not one token of four, though rows and logits are as many. */
+START_TEST(shapes_that_look_alike)
+{
+    struct out o[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
+    for (int k = 0; k < 2; ++k) {
+        struct rig r = open_on(ZOO("zoo-glm47flash"), k == 0 ? eager : graphs);
+        struct bp_error err = BP_ERROR_INIT;
+        const int32_t ids[4] = {7, 8, 9, 10};
+        for (int i = 0; i < 3; ++i) {
+            struct bp_step_item two[2] = {item(0, ids, 2, 2, BP_STEP_DECODE),
+                                          item(1, ids + 2, 2, 2, BP_STEP_DECODE)};
+            must(bp_session_step(r.s, two, 2, &err), &err);
+            for (uint32_t j = 0; j < 4; ++j)
+                keep(&o[k], bp_session_logits(r.s, j / 2, j % 2), r.n_vocab);
+        }
+        for (uint32_t i = 0; i < 4; ++i) must(bp_seq_reset(r.s, i, &err), &err);
+        for (int i = 0; i < 3; ++i) decode_step(&r, ids, 4, 15, &o[k]);
+        rig_close(&r);
+    }
+    ck_assert_int_eq(gpu_begins, 2);
+    ck_assert_uint_eq(o[0].n, o[1].n);
+    ck_assert(same_bits(o[0].v, o[1].v, (uint32_t)o[0].n));
+    free(o[0].v);
+    free(o[1].v);
+}
+END_TEST
+
 /* One wait a step, whether captured or not. */
 START_TEST(one_wait_a_step)
 {
@@ -608,6 +635,7 @@ int main(void)
     TCase *tc = tcase_create("all");
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, graphs_give_the_bits_of_single_calls, 0, 4);
+    tcase_add_test(tc, shapes_that_look_alike);
     tcase_add_test(tc, one_wait_a_step);
     tcase_add_test(tc, few_graphs_are_kept);
     tcase_add_test(tc, taps_stop_graphs);
