@@ -232,10 +232,14 @@ template <class F> __device__ __forceinline__ void finish(const args &g, int uni
     }
 }
 
-/* As many as leave enough registers: three where a step is small, which all that is tuned for one tile is. */
+/* As many blocks as leave enough registers. */
+constexpr bool is_large(uint32_t type)
+{
+    return type == BP_GGUF_Q4_1 || type == BP_GGUF_Q5_1 || type == BP_GGUF_IQ4_XS || type == BP_GGUF_NVFP4;
+}
 template <uint32_t TYPE, int TILES> constexpr int blocks_per_sm()
 {
-    return TILES > 1 ? 2 : TYPE == BP_GGUF_Q5_1 || TYPE == BP_GGUF_IQ4_XS || TYPE == BP_GGUF_NVFP4 ? 2 : 3;
+    return TILES > 1 ? 2 : is_large(TYPE) ? 2 : 3;
 }
 template <uint32_t TYPE, int TILES>
 __global__ void __launch_bounds__(QG_WARPS * 32, blocks_per_sm<TYPE, TILES>()) gemv_kernel(const __grid_constant__ args g)
