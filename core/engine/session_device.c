@@ -77,12 +77,15 @@ int32_t bpi_session_bind_device(struct bp_session *s, struct bp_error *err)
     struct bp_error why = BP_ERROR_INIT;
     struct bpi_question q = {.slot = BPI_SLOT_DEVICE, .layer = -1, .problem = &s->device_problem};
     want_device(s);
-    BP_TRY(bpi_session_choose(s, &q, &s->device_op, err));
+    int32_t rc = bpi_session_choose(s, &q, &s->device_op, &why);
+    if (rc != BP_OK) { /* auto that found no GPU may leave nobody: then that is what is wrong */
+        return bpi_fail(err, rc, "engine", why.where, "%s%s%.300s", s->device_why,
+                        s->device_why[0] != '\0' ? "; " : "", why.msg);
+    }
     const struct bp_device_ops *ops = (const struct bp_device_ops *)(const void *)s->device_op->vt;
-    int32_t rc =
-        ops->props(s->device_op->self[BPI_SLOT_INDEX(bp_device_ops, props)], &s->device, &why);
-    if (rc !=
-        BP_OK) { /* a device that was asked for and is not there is a mistake in the settings */
+    void *self = s->device_op->self[BPI_SLOT_INDEX(bp_device_ops, props)];
+    rc = ops->props(self, &s->device, &why);
+    if (rc != BP_OK) { /* asked for and not there: a mistake in the settings */
         return bpi_fail(err, rc == BP_E_NOMEM ? rc : BP_E_CONFIG, "engine", "engine.device",
                         "engine.device = %s cannot be used, says %s: %s",
                         bpi_config_str(s->config, "engine", "device"), s->device_op->provider,

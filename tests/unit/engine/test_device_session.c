@@ -386,6 +386,12 @@ START_TEST(a_device_that_is_not_there)
     expect(err.msg, "engine.device = cuda:0");
     expect(err.msg, "there are 0 cards in this machine");
     rig_close(&r);
+    static const char *const named[] = {COMMON, "slots.device=fakegpu", NULL};
+    bpi_error_clear(&err);
+    ck_assert_int_eq(try_open(&r, ZOO("zoo-glm5"), named, &err), BP_E_CONFIG);
+    expect(err.msg, "there are 0 cards in this machine");
+    expect(err.msg, "no provider of \"fakegpu\" can serve");
+    rig_close(&r);
 }
 END_TEST
 
