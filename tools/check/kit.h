@@ -72,6 +72,7 @@ struct kit {
     } told[64]; /* so that one fault is not told a thousand times */
     uint32_t n_told, n_findings;
     struct kit_device *device;          /* NULL without --gpu */
+    uint32_t capture, determinism;      /* what the op claims for the case at hand */
     uint32_t n_case, n_out_of_time;     /* cases begun, and left out because of the budget */
     int64_t until_ms;                   /* 0: not yet known */
     bool mute; /* rules of stages 5 and 6 are not told: another stage runs their cases for its own ends */
@@ -169,5 +170,6 @@ void kit_stage_life(struct kit *k);
 void kit_stage_supports(struct kit *k);
 void kit_stage_numbers(struct kit *k);
 void kit_stage_wrap(struct kit *k);
+void kit_stage_turns(struct kit *k); /* 7, 8 and 9 */
 
 #endif

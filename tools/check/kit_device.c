@@ -1,64 +1,12 @@
 /* kit_device.c - see kit_device.h. Twins lie in segments: device memory with an image of the same size in pinned memory, so
  * that one copy takes everything up and one brings it back. Scratch has memory of its own, which is poisoned on the device.
  * SPDX-License-Identifier: MIT */
-#include "kit_device.h"
+#include "kit_device_priv.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kit_guard.h"
-
-enum {
-    CANARY = 0xa5,
-    ROOM = 512,
-    ALIGN = 256,
-    MAX_TWINS = 512,
-    MAX_SEGMENTS = 16,
-    SEGMENT = 1 << 26
-};
-
-enum twin_kind {
-    TWIN_BLOCK,  /* a guard block of the case: up and down */
-    TWIN_ARRAY,  /* an array of metadata: up; must come back unchanged */
-    TWIN_SCRATCH /* poisoned on the device before each call */
-};
-
-struct twin {
-    const unsigned char *host;
-    const char *name;
-    uint64_t n_bytes, at; /* offset in its segment */
-    uint32_t kind, segment;
-};
-
-struct segment {
-    unsigned char *device, *image;
-    uint64_t n_bytes, used;
-};
-
-struct kit_device {
-    struct kit *kit;
-    struct kit_plugin plugin;
-    struct kit_options options; /* the kit's, with the device plugin as file */
-    struct bp_op_ref op;
-    const struct bp_device_ops *vt;
-    struct bp_device dev;
-    void *stream, *aux[2];
-    struct segment segments[MAX_SEGMENTS], scratch;
-    uint32_t n_segments;
-    struct twin twins[MAX_TWINS];
-    const void *in_scratch; /* which host block stands behind the scratch of the present call */
-    uint32_t n_twins, n_calls;
-    void *pinned;
-    const unsigned char *pinned_host;
-    uint64_t pinned_bytes;
-    bool lost;
-    struct {
-        const char *name;
-        uint64_t n_bytes;
-        int64_t at;
-        bool is_set, input;
-    } broken;
-};
 
 const struct bp_device *kit_device_of(const struct kit *k)
 {
@@ -213,7 +161,7 @@ static int32_t twin_of(struct kit_device *d, const void *host, uint64_t n_bytes,
     }
     *out = &d->twins[d->n_twins++];
     **out = (struct twin){host, name, n_bytes, s->used + before, kind, i};
-    if (s->image != NULL) memset(s->image + s->used, CANARY, n);
+    if (s->image != NULL) memset(s->image + s->used, DEVICE_CANARY, n);
     s->used += n;
     return BP_OK;
 }
@@ -319,7 +267,7 @@ static int32_t carry_pinned(struct kit_device *d, struct bp_launch *l, struct bp
     }
     if (d->pinned == NULL) {
         BP_TRY(d->vt->alloc(d->op.self, BP_MEM_PINNED, hit.n_bytes + 2 * ROOM, &d->pinned, err));
-        memset(d->pinned, CANARY, hit.n_bytes + 2 * ROOM);
+        memset(d->pinned, DEVICE_CANARY, hit.n_bytes + 2 * ROOM);
         memset((unsigned char *)d->pinned + ROOM, 0xff, hit.n_bytes);
         d->pinned_host = l->pinned;
         d->pinned_bytes = hit.n_bytes;
@@ -342,20 +290,37 @@ static int32_t carry_launch(struct kit_device *d, struct bp_launch *l, struct bp
     return carry_pinned(d, l, err);
 }
 
-/* Fills the images with what the host holds now, and sends them up. */
-static int32_t upload(struct kit_device *d, struct bp_error *err)
+/* Scratch: canaries and poison, made on the device. */
+static int32_t poison_scratch(struct kit_device *d, struct bp_error *err)
 {
     for (uint32_t i = 0; i < d->n_twins; ++i) {
         const struct twin *t = &d->twins[i];
-        if (t->kind == TWIN_SCRATCH && t->host != d->in_scratch) continue;
-        if (t->kind != TWIN_SCRATCH) {
-            if (t->n_bytes != 0) memcpy(d->segments[t->segment].image + t->at, t->host, t->n_bytes);
-            continue;
-        }
-        BP_TRY(d->vt->fill(d->op.self, d->scratch.device, CANARY, t->at + t->n_bytes + ROOM, d->stream, err));
+        if (t->kind != TWIN_SCRATCH || t->host != d->in_scratch) continue;
+        BP_TRY(d->vt->fill(d->op.self, d->scratch.device, DEVICE_CANARY, t->at + t->n_bytes + ROOM,
+                           d->stream, err));
         if (t->n_bytes != 0)
             BP_TRY(d->vt->fill(d->op.self, d->scratch.device + t->at, 0xff, t->n_bytes, d->stream,
                                err));
+    }
+    return BP_OK;
+}
+
+int32_t kit_device_upload(struct kit_device *d, bool late, struct bp_error *err)
+{
+    for (uint32_t i = 0; i < d->n_twins; ++i) {
+        const struct twin *t = &d->twins[i];
+        if (t->kind != TWIN_SCRATCH && t->n_bytes != 0)
+            memcpy(d->segments[t->segment].image + t->at, t->host, t->n_bytes);
+    }
+    BP_TRY(poison_scratch(d, err));
+    for (uint32_t i = 0; late && i < d->n_segments; ++i) {
+        if (d->segments[i].used != 0)
+            BP_TRY(d->vt->fill(d->op.self, d->segments[i].device, 0xff, d->segments[i].used,
+                               d->stream, err));
+    }
+    if (late) {
+        BP_TRY(d->vt->stream_sync(d->op.self, d->stream, err));
+        BP_TRY(kit_device_delay(d, err));
     }
     for (uint32_t i = 0; i < d->n_segments; ++i) {
         const struct segment *s = &d->segments[i];
@@ -366,7 +331,7 @@ static int32_t upload(struct kit_device *d, struct bp_error *err)
     return BP_OK;
 }
 
-int32_t kit_device_begin(struct kit_device *d, const struct bp_launch *l, const void *args,
+int32_t kit_device_carry(struct kit_device *d, const struct bp_launch *l, const void *args,
                          uint32_t meta, bool is_meta, bool is_matmul, struct kit_carried *c,
                          struct bp_error *err)
 {
@@ -383,7 +348,7 @@ int32_t kit_device_begin(struct kit_device *d, const struct bp_launch *l, const 
         const void *out;
         BP_TRY(carry_meta(d, c, args, meta, &out, err));
         memcpy(c->args, out, h->size);
-        return upload(d, err);
+        return BP_OK;
     }
     if (meta != KIT_META_NONE) {
         const void *from, *out;
@@ -400,8 +365,7 @@ int32_t kit_device_begin(struct kit_device *d, const struct bp_launch *l, const 
         a->outs = c->outs;
         a->out_stride = sizeof c->outs[0];
     }
-    BP_TRY(translate_words(d, (unsigned char *)c->args + sizeof *h, h->size - sizeof *h, err));
-    return upload(d, err);
+    return translate_words(d, (unsigned char *)c->args + sizeof *h, h->size - sizeof *h, err);
 }
 
 static void tell_broken(struct kit_device *d, const char *name, uint64_t n_bytes, int64_t at,
@@ -420,10 +384,11 @@ static void look_around(struct kit_device *d, const char *name, const unsigned c
                         uint64_t n_bytes, uint64_t before)
 {
     for (uint64_t i = 0; i < ROOM; ++i) {
-        if (p[n_bytes + i] != CANARY) tell_broken(d, name, n_bytes, (int64_t)(n_bytes + i), false);
+        if (p[n_bytes + i] != DEVICE_CANARY)
+            tell_broken(d, name, n_bytes, (int64_t)(n_bytes + i), false);
     }
     for (uint64_t i = 1; i <= before; ++i) {
-        if (p[-(int64_t)i] != CANARY) tell_broken(d, name, n_bytes, -(int64_t)i, false);
+        if (p[-(int64_t)i] != DEVICE_CANARY) tell_broken(d, name, n_bytes, -(int64_t)i, false);
     }
 }
 
@@ -431,7 +396,6 @@ static void look_around(struct kit_device *d, const char *name, const unsigned c
 static void take_back(struct kit_device *d, const struct twin *t)
 {
     const unsigned char *now = d->segments[t->segment].image + t->at;
-    look_around(d, t->name, now, t->n_bytes, ROOM);
     if (t->n_bytes == 0 || memcmp(now, t->host, t->n_bytes) == 0) return;
     if (t->kind == TWIN_BLOCK && !kit_guard_is_locked(t->host)) {
         memcpy((unsigned char *)(uintptr_t)t->host, now, t->n_bytes);
@@ -442,9 +406,31 @@ static void take_back(struct kit_device *d, const struct twin *t)
     }
 }
 
-static int32_t download(struct kit_device *d, struct bp_error *err)
+void kit_device_take_back(struct kit_device *d)
+{
+    for (uint32_t i = 0; i < d->n_twins; ++i) {
+        if (d->twins[i].kind != TWIN_SCRATCH) take_back(d, &d->twins[i]);
+    }
+}
+
+static int32_t look_at_scratch(struct kit_device *d, const struct twin *t, struct bp_error *err)
 {
     unsigned char around[2][ROOM];
+    const unsigned char *p = address_of(d, t);
+    BP_TRY(d->vt->copy(d->op.self, around[0], p - ROOM, ROOM, BP_COPY_D2H, d->stream, err));
+    BP_TRY(d->vt->copy(d->op.self, around[1], p + t->n_bytes, ROOM, BP_COPY_D2H, d->stream, err));
+    BP_TRY(d->vt->stream_sync(d->op.self, d->stream, err));
+    for (uint64_t b = 0; b < ROOM; ++b) {
+        if (around[1][b] != DEVICE_CANARY)
+            tell_broken(d, t->name, t->n_bytes, (int64_t)(t->n_bytes + b), false);
+        if (around[0][b] != DEVICE_CANARY)
+            tell_broken(d, t->name, t->n_bytes, (int64_t)b - ROOM, false);
+    }
+    return BP_OK;
+}
+
+int32_t kit_device_download(struct kit_device *d, struct bp_error *err)
+{
     for (uint32_t i = 0; i < d->n_segments; ++i) {
         const struct segment *s = &d->segments[i];
         if (s->used != 0)
@@ -454,42 +440,15 @@ static int32_t download(struct kit_device *d, struct bp_error *err)
     BP_TRY(d->vt->stream_sync(d->op.self, d->stream, err));
     for (uint32_t i = 0; i < d->n_twins; ++i) {
         const struct twin *t = &d->twins[i];
-        if (t->kind == TWIN_SCRATCH && t->host != d->in_scratch) continue;
-        if (t->kind != TWIN_SCRATCH) {
-            take_back(d, t);
-            continue;
-        }
-        const unsigned char *p = address_of(d, t);
-        BP_TRY(d->vt->copy(d->op.self, around[0], p - ROOM, ROOM, BP_COPY_D2H, d->stream, err));
-        BP_TRY(
-            d->vt->copy(d->op.self, around[1], p + t->n_bytes, ROOM, BP_COPY_D2H, d->stream, err));
-        BP_TRY(d->vt->stream_sync(d->op.self, d->stream, err));
-        for (uint64_t b = 0; b < ROOM; ++b) {
-            if (around[1][b] != CANARY)
-                tell_broken(d, t->name, t->n_bytes, (int64_t)(t->n_bytes + b), false);
-            if (around[0][b] != CANARY)
-                tell_broken(d, t->name, t->n_bytes, (int64_t)b - ROOM, false);
-        }
+        if (t->kind != TWIN_SCRATCH)
+            look_around(d, t->name, d->segments[t->segment].image + t->at, t->n_bytes, ROOM);
+        else if (t->host == d->in_scratch)
+            BP_TRY(look_at_scratch(d, t, err));
     }
     if (d->pinned != NULL)
         look_around(d, "pinned memory", (const unsigned char *)d->pinned + ROOM, d->pinned_bytes,
                     ROOM);
     return BP_OK;
-}
-
-int32_t kit_device_end(struct kit_device *d, struct kit_carried *c, int32_t rc,
-                       struct bp_error *err)
-{
-    struct bp_error after = BP_ERROR_INIT;
-    int32_t rc2 = d->vt->stream_sync(d->op.self, d->stream, &after);
-    if (rc2 == BP_OK) rc2 = download(d, &after);
-    if (rc2 != BP_OK) d->lost = true;
-    if (rc == BP_OK && rc2 != BP_OK) {
-        rc = rc2;
-        if (err != NULL) *err = after;
-    }
-    memset(c, 0x6b, sizeof *c);
-    return rc;
 }
 
 bool kit_device_whole(struct kit *k, const char *iface, const char *op)

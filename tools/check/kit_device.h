@@ -30,6 +30,8 @@ enum kit_meta { KIT_META_NONE, KIT_META_COMMON, KIT_META_PREFILL, KIT_META_DECOD
 
 enum { KIT_ARGS_BYTES = 1024 };
 struct kit_carried {
+    uint32_t turn, n_turns;
+    bool is_captured;
     struct bp_launch launch;
     uint64_t args[KIT_ARGS_BYTES / 8];
     struct bp_mla_meta common;
@@ -37,10 +39,13 @@ struct kit_carried {
     struct bp_mla_decode_meta decode;
     struct bp_matmul_out outs[4];
 };
-/* Copies of launch and args that point to the device, with everything uploaded. is_meta: args is the metadata itself. */
-int32_t kit_device_begin(struct kit_device *d, const struct bp_launch *l, const void *args, uint32_t meta, bool is_meta,
+/* Copies of launch and args that point to the device. is_meta: args is the metadata itself. */
+int32_t kit_device_carry(struct kit_device *d, const struct bp_launch *l, const void *args, uint32_t meta, bool is_meta,
                          bool is_matmul, struct kit_carried *c, struct bp_error *err);
-/* Waits, brings everything back. Returns rc, or what went wrong after it. */
-int32_t kit_device_end(struct kit_device *d, struct kit_carried *c, int32_t rc, struct bp_error *err);
+/* A call is made in turns: once, or as stages 7 to 9 want it (kit_turns.c). Begin with *c zeroed; while it returns true,
+ * call with c->launch and c->args and end the turn; *rc is the status of the whole. */
+bool kit_turn_begin(struct kit_device *d, const struct bp_launch *l, const void *args, uint32_t meta, bool is_meta,
+                    bool is_matmul, struct kit_carried *c, int32_t *rc, struct bp_error *err);
+void kit_turn_end(struct kit_device *d, struct kit_carried *c, int32_t *rc, struct bp_error *err);
 
 #endif

@@ -9,7 +9,7 @@ static const struct {
     {"--iface NAME", "only this interface (bp.mla.decode, ...) in the stages that go by interface"},
     {"--stage N,...",
      "only these stages: 0 file, 1 query, 2 config, 3 sizes, 4 lifecycle, 5 supports, 6 numbers, "
-     "10 wrappers; default: all"},
+     "7 streams, 8 capture, 9 repetition (these three with --gpu), 10 wrappers; default: all"},
     {"--set KEY=VALUE", "a key of the plugin's own INI section; repeatable"},
     {"--seed S", "seed of the random inputs; each case has its own, made of S and its title"},
     {"--timeout S", "seconds without progress after which a plugin counts as hanging; default 30"},

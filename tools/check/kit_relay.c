@@ -56,13 +56,14 @@ static int32_t wiped(struct copies *c, int32_t rc)
 
 #define ON_DEVICE(T, slot, A, ...)                                                                 \
     if (FLAT->copy == KIT_COPY_DEVICE) {                                                           \
-        struct kit_carried x;                                                                      \
-        struct bp_error own = BP_ERROR_INIT;                                                       \
-        int32_t rc =                                                                               \
-            kit_device_begin(FLAT->device, l, a, __VA_ARGS__, &x, err != NULL ? err : &own);       \
-        if (rc != BP_OK) return rc;                                                                \
-        rc = PASS(T, slot, &x.launch, (const struct A *)(const void *)x.args, err);                \
-        return kit_device_end(FLAT->device, &x, rc, err);                                          \
+        struct kit_carried x = {.n_turns = 0};                                                     \
+        struct bp_error own = BP_ERROR_INIT, *e = err != NULL ? err : &own;                        \
+        int32_t rc = BP_OK;                                                                        \
+        while (kit_turn_begin(FLAT->device, l, a, __VA_ARGS__, &x, &rc, e)) {                      \
+            rc = PASS(T, slot, &x.launch, (const struct A *)(const void *)x.args, e);              \
+            kit_turn_end(FLAT->device, &x, &rc, e);                                                \
+        }                                                                                          \
+        return rc;                                                                                 \
     }
 #define RUN(T, slot, A, ...)                                                                       \
     static int32_t T##_##slot(void *self, const struct bp_launch *l, const struct A *a,            \

@@ -19,10 +19,13 @@ static const struct {
     uint32_t stage;
     bool each; /* one child for each interface */
     void (*fn)(struct kit *k);
-} stages[] = {{0, false, kit_stage_file},   {1, false, kit_stage_query},
-              {2, false, kit_stage_config}, {3, true, kit_stage_sizes},
-              {4, false, kit_stage_life},   {5, true, kit_stage_supports},
-              {6, true, kit_stage_numbers}, {10, true, kit_stage_wrap}};
+} stages[] = {
+    {0, false, kit_stage_file},   {1, false, kit_stage_query}, {2, false, kit_stage_config},
+    {3, true, kit_stage_sizes},   {4, false, kit_stage_life},  {5, true, kit_stage_supports},
+    {6, true, kit_stage_numbers}, {7, true, kit_stage_turns},  {8, true, kit_stage_turns},
+    {9, true, kit_stage_turns},   {10, true, kit_stage_wrap}};
+
+enum { DEVICE_STAGES = 7u << 7 };
 
 static int usage(const char *before, const char *word, const char *after)
 {
@@ -91,7 +94,7 @@ static int value_option(struct kit_options *o, const char *name, const char *v)
         return kit_iface_of(v) != NULL ? 0 : usage("there is no interface '", v, "'");
     }
     if (strcmp(name, "--stage") == 0)
-        return read_stages(v, &o->stages) ? 0 : usage("'", v, "' is no list of stages (0-6, 10)");
+        return read_stages(v, &o->stages) ? 0 : usage("'", v, "' is no list of stages (0-10)");
     if (strcmp(name, "--set") == 0)
         return read_set(o, v) ? 0 : usage("'", v, "' is no key=value, or one too many");
     if (strcmp(name, "--case") == 0) {
@@ -161,6 +164,8 @@ static int read_line(struct kit_options *o, int argc, char **argv)
         return usage("give ", "the file of one plugin, or --reference", "");
     if (o->reference && o->gpu >= 0)
         return usage("", "--reference", " computes on the CPU, so it goes without --gpu");
+    if (o->gpu < 0 && o->stages != UINT32_MAX && (o->stages & DEVICE_STAGES) != 0)
+        return usage("", "stages 7 to 9", " need --gpu N");
     if (o->device_plugin != NULL && o->gpu < 0)
         return usage("", "--device-plugin", " needs --gpu N");
     return -1;
@@ -253,6 +258,7 @@ int main(int argc, char **argv)
     for (size_t s = 0; s < KIT_LEN(stages); ++s) {
         const uint32_t bit = 1u << stages[s].stage;
         /* Stage 1 tells which interfaces there are, so it always runs. */
+        if (o.gpu < 0 && (bit & DEVICE_STAGES) != 0) continue;
         if ((o.stages & bit) == 0 && stages[s].stage != 1) continue;
         if (o.reference && stages[s].stage == 0) { /* built in: there is no file */
             r.ran |= bit;

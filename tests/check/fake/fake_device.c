@@ -323,7 +323,7 @@ static int32_t dev_props(void *self, struct bp_device *out, struct bp_error *err
     out->ordinal = 0;
     out->cc_major = 9;
     out->n_sm = 1;
-    out->total_bytes = UINT64_C(1) << 34;
+    out->total_bytes = UINT64_C(1) << 28;
     out->smem_bytes = 101376;
     (void)snprintf(out->name, sizeof out->name, "out of reach");
     return BP_OK;
@@ -333,7 +333,7 @@ static int32_t dev_mem_info(void *self, uint64_t *free_bytes, uint64_t *total_by
 {
     const struct fake_device *d = self;
     (void)err;
-    *total_bytes = UINT64_C(1) << 34;
+    *total_bytes = UINT64_C(1) << 28;
     *free_bytes = *total_bytes - d->used_bytes;
     return BP_OK;
 }

@@ -54,6 +54,7 @@ bool bp_case_fail(struct bp_case_suite *s, const char *rule, const char *fmt, ..
         va_start(args, fmt);
         (void)vsnprintf(seen, sizeof seen, fmt, args);
         va_end(args);
+        if (s->kit->stage == 9 && strcmp(rule, "6.8") == 0) rule = "9.2";
         if (s->kit->stage == 10)
             rule = s->bench.subject.desc->kind == BP_KIND_WRAPPER ? "10.1" : "10.3";
         (void)kit_fail(s->kit, rule, s->iface, s->title, NULL, "%s", seen);
@@ -176,6 +177,8 @@ bool bp_case_begin(struct bp_case_suite *s, struct bp_case_target *target, const
         target->n_failed++;
         return false;
     }
+    s->kit->capture = s->answer.verdict.capture;
+    s->kit->determinism = s->answer.verdict.determinism;
     tell_claim(s);
     if (!bp_case_memory(s->kit, s->iface, &target->op, problem, &s->launch, &s->ws, s))
         s->failed = true;

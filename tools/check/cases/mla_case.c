@@ -35,6 +35,7 @@ bool mla_fail(struct mla_suite *s, const char *rule, const char *fmt, ...)
     va_end(args);
     ++s->n_failed;
     s->failed = true;
+    if (s->kit->stage == 9 && strcmp(rule, "6.8") == 0) rule = "9.2";
     if (s->kit->stage == 10)
         rule = s->bench.subject.desc->kind == BP_KIND_WRAPPER ? "10.1" : "10.3";
     return kit_fail(s->kit, rule, s->bench.iface, s->label, NULL, "%s", seen);
@@ -82,6 +83,10 @@ bool mla_ask(struct mla_suite *s, struct mla_op *op, const struct bp_mla_problem
         return false;
     }
     ++op->n_served;
+    if (op->is_subject) {
+        s->kit->capture = op->answer.verdict.capture;
+        s->kit->determinism = op->answer.verdict.determinism;
+    }
     tell_claim(s, op);
     if (!bp_case_memory(s->kit, op->iface, &op->ref, p, &op->l, &w, s)) {
         s->failed = true;
