@@ -333,7 +333,7 @@ static int32_t dev_mem_info(void *self, uint64_t *free_bytes, uint64_t *total_by
 {
     const struct fake_device *d = self;
     (void)err;
-    *total_bytes = UINT64_C(1) << 28;
+    *total_bytes = UINT64_C(1) << 40;
     *free_bytes = *total_bytes - d->used_bytes;
     return BP_OK;
 }
