@@ -77,8 +77,8 @@ template <class S> __device__ __forceinline__ void take_min(float (&acc)[4], con
 
 /* One group of 32 columns. x[t]: this lane's column of tile t, or NULL. */
 template <uint32_t TYPE, int TILES, int G>
-__device__ __forceinline__ void group(const step<TYPE> &s, const uint4 (&x)[TILES], float (&acc)[TILES][4],
-                                      float (&plain)[TILES][4])
+__device__ __forceinline__ void group(const step<TYPE> &s, const uint32_t (&ones)[4], const uint4 (&x)[TILES],
+                                      float (&acc)[TILES][4], float (&plain)[TILES][4])
 {
     using H = typename step<TYPE>::H;
     uint32_t a[step<TYPE>::PARTS][2][4];
@@ -87,7 +87,6 @@ __device__ __forceinline__ void group(const step<TYPE> &s, const uint4 (&x)[TILE
         s.template fragment<G, 0>(a[p][0], p);
         s.template fragment<G, 1>(a[p][1], p);
     }
-    constexpr uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
         if constexpr (H::NONE) { /* added over a whole step */
@@ -126,7 +125,7 @@ __device__ __forceinline__ void group(const step<TYPE> &s, const uint4 (&x)[TILE
 /* The groups of a step; what they have used is loaded for the next one at once, so that nearly a whole step is always on
  * its way. next: NULL after the last. */
 template <uint32_t TYPE, int TILES, int G = 0>
-__device__ __forceinline__ void groups(step<TYPE> &s, const unsigned char *next, const __nv_bfloat16 *x, int64_t tile_ld,
+__device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4], const unsigned char *next, const __nv_bfloat16 *x, int64_t tile_ld,
                                        int n_tile, float (&acc)[TILES][4], float (&plain)[TILES][4])
 {
     if constexpr (G < step<TYPE>::GROUPS) {
@@ -135,9 +134,9 @@ __device__ __forceinline__ void groups(step<TYPE> &s, const unsigned char *next,
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
             v[t] = t < n_tile ? load_x<step<TYPE>::H::SUB16>(x + t * tile_ld, G, lane & 3) : make_uint4(0, 0, 0, 0);
-        group<TYPE, TILES, G>(s, v, acc, plain);
+        group<TYPE, TILES, G>(s, ones, v, acc, plain);
         if (next != nullptr) s.template refill<G>(next, lane);
-        groups<TYPE, TILES, G + 1>(s, next, x, tile_ld, n_tile, acc, plain);
+        groups<TYPE, TILES, G + 1>(s, ones, next, x, tile_ld, n_tile, acc, plain);
     }
 }
 
@@ -151,7 +150,11 @@ __device__ __forceinline__ void run_steps(const args &g, const unsigned char *st
     const int lane = static_cast<int>(threadIdx.x) & 31;
     const unsigned char *p = strip + static_cast<int64_t>(begin) * S::BYTES;
     S now;
+    now.begin();
     now.load(p, lane);
+    uint32_t ones[4]; /* kept in registers, where a format has minima */
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ones[i] = S::H::MIN ? planes::opaque(0x3f803f80u) : 0;
     /* Tiles of eight columns that have this lane's one. */
     const int n_tile = (g.n_col - (lane >> 2) + 7) / 8;
     const __nv_bfloat16 *x = g.x + (lane >> 2) * g.x_ld + static_cast<int64_t>(begin) * S::K;
@@ -160,7 +163,7 @@ __device__ __forceinline__ void run_steps(const args &g, const unsigned char *st
         float plain[TILES][4] = {};
         now.open();
         if (next != nullptr) now.load_scales(next, lane);
-        groups<TYPE, TILES>(now, next, x, 8 * g.x_ld, n_tile, acc, plain);
+        groups<TYPE, TILES>(now, ones, next, x, 8 * g.x_ld, n_tile, acc, plain);
         if constexpr (S::H::NONE) {
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
@@ -235,7 +238,7 @@ template <class F> __device__ __forceinline__ void finish(const args &g, int uni
 /* As many blocks as leave enough registers. */
 constexpr bool is_large(uint32_t type)
 {
-    return type == BP_GGUF_Q4_1 || type == BP_GGUF_Q5_1 || type == BP_GGUF_IQ4_XS || type == BP_GGUF_NVFP4;
+    return type == BP_GGUF_Q8_0 || type == BP_GGUF_Q4_1 || type == BP_GGUF_Q5_1 || type == BP_GGUF_IQ4_XS || type == BP_GGUF_NVFP4;
 }
 template <uint32_t TYPE, int TILES> constexpr int blocks_per_sm()
 {

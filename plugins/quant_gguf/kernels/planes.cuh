@@ -51,7 +51,8 @@ __device__ __forceinline__ uint32_t word(const uint4 &v, int i)
 
 constexpr uint32_t MAGIC = 0x43004300u; /* 128, twice */
 
-/* ---- codes: NQ words of 16 bytes a lane; pair<G, P>(q, r, part): e = 2 P and 2 P + 1 of group G, row g + 8 r, as bf16.
+/* ---- codes: NQ words of 16 bytes a lane; pair<G, P>(q, r, part, magic): e = 2 P and 2 P + 1 of group G, row g + 8 r, as bf16;
+ * magic is MAGIC in a register.
  * last<V>: the last group that needs q[V], which may be loaded for the next step after it.
  * Packing: pack(v, w, code): word w of the v-th load, from code(r, G, e), an unsigned number. ---- */
 
@@ -61,13 +62,14 @@ constexpr int STEP = 256;
 template <int HIGH, int BIAS> struct nibbles {
     static constexpr int K = STEP, NQ = 4 + HIGH, PARTS = 1;
     template <int V> static constexpr int last = V < 4 ? 2 * V + 1 : HIGH == 2 && V == 4 ? 3 : 7;
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int)
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
-        uint32_t v = (word(q[G / 2], (G & 1) * 2 + r) >> (4 * P) & 0x000f000fu) | MAGIC;
+        uint32_t v = and_or<0x000f000fu>(word(q[G / 2], (G & 1) * 2 + r) >> (4 * P), magic);
         if constexpr (HIGH == 1) {
-            v |= move_bit<(G & 3) * 4 + P, 4>(word(q[4], r * 2 + (G >> 2))) & 0x00100010u;
+            v = and_or<0x00100010u>(move_bit<(G & 3) * 4 + P, 4>(word(q[4], r * 2 + (G >> 2))), v);
         } else if constexpr (HIGH == 2) {
-            v |= move_bit<2 * ((G & 1) * 4 + P), 4>(word(q[4 + (G >> 2)], (G >> 1 & 1) * 2 + r)) & 0x00300030u;
+            v = and_or<0x00300030u>(
+                move_bit<2 * ((G & 1) * 4 + P), 4>(word(q[4 + (G >> 2)], (G >> 1 & 1) * 2 + r)), v);
         }
         return sub_bf16x2(v, (0x4300u + BIAS) * 0x10001u);
     }
@@ -97,11 +99,12 @@ template <int HIGH, int BIAS> struct nibbles {
 template <int HIGH, int BIAS> struct two_bits {
     static constexpr int K = STEP, NQ = 2 + HIGH, PARTS = 1;
     template <int V> static constexpr int last = V == 0 ? 3 : 7;
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int)
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
-        uint32_t v =
-            (move_bit<2 * ((G & 1) * 4 + P), 0>(word(q[G >> 2], (G >> 1 & 1) * 2 + r)) & 0x00030003u) | MAGIC;
-        if constexpr (HIGH == 1) v |= move_bit<(G & 3) * 4 + P, 2>(word(q[2], r * 2 + (G >> 2))) & 0x00040004u;
+        uint32_t v = and_or<0x00030003u>(
+            move_bit<2 * ((G & 1) * 4 + P), 0>(word(q[G >> 2], (G >> 1 & 1) * 2 + r)), magic);
+        if constexpr (HIGH == 1)
+            v = and_or<0x00040004u>(move_bit<(G & 3) * 4 + P, 2>(word(q[2], r * 2 + (G >> 2))), v);
         return sub_bf16x2(v, (0x4300u + BIAS) * 0x10001u);
     }
     template <class F> __device__ static uint32_t pack(int v, int w, F code)
@@ -127,10 +130,10 @@ template <int HIGH, int BIAS> struct two_bits {
 struct bytes {
     static constexpr int K = STEP, NQ = 8, PARTS = 1;
     template <int V> static constexpr int last = V;
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int)
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
         const uint32_t v = word(q[G], r * 2 + (P >> 1)) >> (8 * (P & 1));
-        return sub_bf16x2((v & 0x007f007fu) | MAGIC, (v & 0x00800080u) | MAGIC);
+        return sub_bf16x2(and_or<0x007f007fu>(v, magic), and_or<0x00800080u>(v, magic));
     }
     template <class F> __device__ static uint32_t pack(int v, int w, F code)
     {
@@ -149,7 +152,7 @@ template <class T> struct levels {
     {
         return __byte_perm(__byte_perm(t[0], t[1], below8), __byte_perm(t[2], t[3], below8), which);
     }
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int)
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t)
     {
         /* Of the two pairs of a half word most is the same; the compiler keeps it. */
         const uint32_t v = word(q[G / 2], (G & 1) * 2 + r) >> (16 * (P >> 1));
@@ -200,7 +203,7 @@ struct e2m1_levels { /* doubled, as the scales are halved */
 template <bool F16> struct shorts {
     static constexpr int K = 128, NQ = 8, PARTS = F16 ? 2 : 1;
     template <int V> static constexpr int last = V / 2;
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int part)
+    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int part, uint32_t)
     {
         const uint32_t v = word(q[2 * G + (P >> 1)], (P & 1) * 2 + r);
         if constexpr (!F16) return v;
@@ -474,6 +477,9 @@ template <uint32_t TYPE> struct step {
     static_assert(BYTES % 16 == 0, "the next step is aligned again");
     uint4 q[NQ];
     H h[2];
+    uint32_t magic;
+
+    __device__ __forceinline__ void begin() { magic = opaque(MAGIC); }
 
     __device__ __forceinline__ void load_scales(const unsigned char *p, int lane)
     {
@@ -506,10 +512,10 @@ template <uint32_t TYPE> struct step {
     /* The A fragment of one mma: M = 0 for e < 4, 1 above. */
     template <int G, int M> __device__ __forceinline__ void fragment(uint32_t (&a)[4], int part) const
     {
-        a[0] = C::template pair<G, 2 * M>(q, 0, part);
-        a[1] = C::template pair<G, 2 * M>(q, 1, part);
-        a[2] = C::template pair<G, 2 * M + 1>(q, 0, part);
-        a[3] = C::template pair<G, 2 * M + 1>(q, 1, part);
+        a[0] = C::template pair<G, 2 * M>(q, 0, part, magic);
+        a[1] = C::template pair<G, 2 * M>(q, 1, part, magic);
+        a[2] = C::template pair<G, 2 * M + 1>(q, 0, part, magic);
+        a[3] = C::template pair<G, 2 * M + 1>(q, 1, part, magic);
     }
 };
 

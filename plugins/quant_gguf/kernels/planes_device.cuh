@@ -39,6 +39,19 @@ __device__ __forceinline__ uint32_t load_stream2(const void *p)
     asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(p));
     return v;
 }
+/* A constant in a register that the compiler cannot see into: an instruction with two constants would become two. */
+__device__ __forceinline__ uint32_t opaque(uint32_t v)
+{
+    asm volatile("mov.u32 %0, %1;" : "=r"(v) : "r"(v));
+    return v;
+}
+/* (w & mask) | or_, one instruction. */
+template <uint32_t MASK> __device__ __forceinline__ uint32_t and_or(uint32_t w, uint32_t or_)
+{
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(w), "n"(MASK), "r"(or_));
+    return v;
+}
 __device__ __forceinline__ uint32_t sub_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t v;

@@ -82,6 +82,14 @@ static uint32_t load_stream2(const void *p)
     memcpy(&v, p, sizeof v);
     return v;
 }
+static uint32_t opaque(uint32_t v)
+{
+    return v;
+}
+template <uint32_t MASK> static uint32_t and_or(uint32_t w, uint32_t or_)
+{
+    return (w & MASK) | or_;
+}
 /* The formats rely on differences that need no rounding. */
 static uint32_t sub_bf16x2(uint32_t a, uint32_t b)
 {
@@ -186,6 +194,7 @@ template <uint32_t TYPE> static void check_step(int n_blocks)
     }
     for (int lane = 0; lane < 32; ++lane) {
         step<TYPE> s;
+        s.begin();
         s.load(out.data(), lane);
         s.open();
         check_groups<TYPE>(s, want, lane);
