@@ -72,23 +72,27 @@ template <class X, int VEC> __global__ void __launch_bounds__(THREADS) rms_kerne
 #pragma unroll
             for (int j = 0; j < VEC; ++j) sum = fmaf(v[j], v[j], sum);
         }
-        const float inv =
-            1.0f / sqrtf(block_sum<THREADS>(sum, room) / static_cast<float>(a.width) + a.eps);
-        const auto write = [&](float(&v)[VEC], int64_t at) {
-            float w[VEC];
-            load_vec(w, a.w + at);
+        float w[KEEP][VEC]; /* on its way while the block adds up */
 #pragma unroll
-            for (int j = 0; j < VEC; ++j) v[j] = v[j] * inv * w[j];
+        for (int i = 0; i < KEEP; ++i) {
+            if (first + i * step < a.width) load_vec(w[i], a.w + first + i * step);
+        }
+        const float mean = block_sum<THREADS>(sum, room) / static_cast<float>(a.width);
+        const float inv = 1.0f / sqrtf(mean + a.eps);
+        const auto write = [&](float(&v)[VEC], const float(&by)[VEC], int64_t at) {
+#pragma unroll
+            for (int j = 0; j < VEC; ++j) v[j] = v[j] * inv * by[j];
             store_any_vec(a.y.data, a.y.dtype, row * a.y.stride + at, v);
         };
 #pragma unroll
         for (int i = 0; i < KEEP; ++i) {
-            if (first + i * step < a.width) write(kept[i], first + i * step);
+            if (first + i * step < a.width) write(kept[i], w[i], first + i * step);
         }
         for (int64_t at = first + KEEP * step; at < a.width; at += step) {
-            float v[VEC];
+            float v[VEC], by[VEC];
             load_vec(v, x + at);
-            write(v, at);
+            load_vec(by, a.w + at);
+            write(v, by, at);
         }
     }
 }
