@@ -253,6 +253,7 @@ int32_t bpi_ab_describe(struct bp_ab *ab, uint32_t side, struct bp_session *s, s
     }
     ab->kv_dtype[side] = keep_text(ab, bp_session_kv_dtype(s));
     ab->kv_layout[side] = keep_text(ab, bp_session_kv_layout(s));
+    ab->act_dtype[side] = keep_text(ab, bp_session_act_dtype(s));
     struct bp_session_memory *m = side == 0 ? &ab->sum.memory_a : &ab->sum.memory_b;
     *m = (struct bp_session_memory){.h = BP_HDR(struct bp_session_memory, scratch)};
     bp_session_memory(s, m);
@@ -336,6 +337,11 @@ const char *bp_ab_kv_dtype(const struct bp_ab *ab, uint32_t side)
 const char *bp_ab_kv_layout(const struct bp_ab *ab, uint32_t side)
 {
     return side <= 1 && ab->kv_layout[side] != NULL ? ab->kv_layout[side] : "";
+}
+
+const char *bp_ab_act_dtype(const struct bp_ab *ab, uint32_t side)
+{
+    return side <= 1 && ab->act_dtype[side] != NULL ? ab->act_dtype[side] : "";
 }
 
 int32_t bp_ab_tap(const struct bp_ab *ab, uint32_t i, struct bp_ab_tap *out)

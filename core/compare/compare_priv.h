@@ -54,7 +54,7 @@ struct bp_ab {
     uint32_t n_kept, cap_kept;
     struct bp_choice *choices[2];
     uint32_t n_choices[2];
-    const char *kv_dtype[2], *kv_layout[2];
+    const char *kv_dtype[2], *kv_layout[2], *act_dtype[2];
     struct bp_ab_summary sum;
 };
 

@@ -102,7 +102,6 @@ int32_t bpi_mirror_check(const struct bp_session *a, const struct bp_session *b,
         {"engine.batch_tokens", a->batch_tok, b->batch_tok},
         {"engine.slab", a->slab, b->slab},
         {"kv.block", a->block_tok, b->block_tok},
-        {"the activation dtype", a->act, b->act},
         {"layers", p->n_layer, q->n_layer},
         {"an embedding width of", p->n_embd, q->n_embd},
         {"a vocabulary of", p->n_vocab, q->n_vocab},
@@ -126,6 +125,12 @@ int32_t bpi_mirror_check(const struct bp_session *a, const struct bp_session *b,
         {"an index width of", p->index_dim, q->index_dim},
         {"an index top_k of", p->top_k, q->top_k},
     };
+    if (a->act != b->act)
+        return bpi_fail(err, BP_E_ARG, "engine", "engine.act",
+                        "A's activations are %s and B's %s; in shadow mode they must be equal, "
+                        "because B's ops get A's tensors - set engine.act of A alone, which B then "
+                        "follows, or use --mode free",
+                        bp_session_act_dtype(a), bp_session_act_dtype(b));
     for (size_t i = 0; i < BPI_ARRAY_LEN(equal); ++i) {
         if (equal[i].a != equal[i].b) return unlike(equal[i].name, equal[i].a, equal[i].b, err);
     }

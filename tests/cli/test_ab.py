@@ -157,6 +157,16 @@ class Ab(CliCase):
             self.assertLess(two[0], 4 * one[0], (b, two, one))
             self.assertLess(two[1], 2 * one[1], (b, two, one))
 
+    def test_activations(self):
+        j = self.ab(zoo("v3"), "--a", "engine.act=bf16", "-n", "3")  # B follows
+        self.assertEqual([j[s]["backends"]["act"]["dtype"] for s in "ab"], ["bf16", "bf16"])
+        self.assertEqual((j["logits"]["max_abs"], j["verdict"]["thresholds"]["precision"]), (0, "bf16"))
+        j = self.ab(zoo("v3"), "--a", "engine.act=bf16", "-n", "3", "--mode", "free")
+        self.assertEqual([j[s]["backends"]["act"]["dtype"] for s in "ab"], ["bf16", "f32"])
+        self.assertGreater(j["logits"]["max_abs"], 1e-3)
+        self.refused("ab", "-m", zoo("v3"), "--ids", IDS, "--json", "--b", "engine.act=bf16",
+                     says=("A's activations are f32 and B's bf16", "--mode free"))
+
     def test_table(self):
         r = run("ab", "-m", zoo("v3"), "--ids", IDS, "--b", "kv.dtype=f32")
         self.assertEqual(r.rc, 0, r)

@@ -149,6 +149,9 @@ static json_t *side_json(const struct bp_ab *ab, uint32_t side, const struct ab_
     put_text(kv, "dtype", bp_ab_kv_dtype(ab, side));
     put_text(kv, "layout", bp_ab_kv_layout(ab, side));
     json_object_set_new(backends, "kv", kv);
+    json_t *act = json_object();
+    put_text(act, "dtype", bp_ab_act_dtype(ab, side));
+    json_object_set_new(backends, "act", act);
     json_object_set(o, "settings", text->settings);
     json_object_set_new(o, "backends", backends);
     put_text(o, "model", text->model);

@@ -502,6 +502,7 @@ int32_t bp_ab_choice(const struct bp_ab *ab, uint32_t side, uint32_t i, struct b
 /* "bf16", "mla.bf16.576" of a side; "" for a golden file. */
 const char *bp_ab_kv_dtype(const struct bp_ab *ab, uint32_t side);
 const char *bp_ab_kv_layout(const struct bp_ab *ab, uint32_t side);
+const char *bp_ab_act_dtype(const struct bp_ab *ab, uint32_t side); /* of activations */
 
 /* A kept tap of one side, its rows in order of positions. */
 struct bp_ab_tap {
