@@ -2,6 +2,7 @@
  * ops of bp.dense are refused with a reason, and come from the next provider of the slot's list.
  * The kernel and its launch are in silu_mul.cu. Steps 1 to 8 (5 and 6 there) are what you change.
  * Threads: as plugin.h says. SPDX-License-Identifier: MIT */
+#include <backplane/cuda/host.h>
 #include <backplane/sdk.h>
 
 #include "silu_mul.h"
@@ -46,7 +47,7 @@ static int32_t dense_workspace(void *self, const void *problem_max, struct bp_wo
     return bp_workspace_set(out, 0, 0, 0, 0);
 }
 
-/* Step 7: the slot: from the engine's arguments to the launch, and errors back. */
+/* Step 7: the slot: from the engine's arguments to the launch, and its error back in words. */
 static int32_t dense_silu_mul(void *self, const struct bp_launch *l,
                               const struct bp_dense_pair_args *a, struct bp_error *err)
 {
@@ -62,21 +63,10 @@ static int32_t dense_silu_mul(void *self, const struct bp_launch *l,
                                  .a_dtype = a->a.dtype,
                                  .b_dtype = a->b.dtype,
                                  .y_dtype = a->y.dtype,
-                                 .sm_count = l->sm_limit != 0 ? l->sm_limit : o->dev->n_sm};
-    int32_t native = 0;
-    const char *text = "";
+                                 .sm_count = bp_cuda_sms(l, o->dev)};
     if (rows.n_rows == 0 || rows.width == 0) return BP_OK;
-    const int32_t rc = silu_mul_launch(&rows, l->stream, &native, &text);
-    if (rc == BP_OK) return BP_OK;
-    struct bp_text t;
-    (void)bp_error_begin(err, &t, rc, NAME, "dense silu_mul");
-    bp_text_add(&t, "the kernel was not started: ");
-    bp_text_add(&t, text);
-    bp_text_add(&t, " (CUDA error ");
-    bp_text_i64(&t, native);
-    bp_text_add(&t, ")");
-    if (err != NULL) err->native = native;
-    return rc;
+    BP_TRY(bp_cuda_use(o->dev, err, NAME, "dense silu_mul"));
+    return bp_cuda_launched(err, NAME, "dense silu_mul", silu_mul_launch(&rows, l->stream));
 }
 
 static const struct bp_dense_ops dense_ops = {.base = BP_OP_BASE(struct bp_dense_ops, matmul,

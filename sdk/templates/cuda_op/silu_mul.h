@@ -8,16 +8,14 @@
 BP_EXTERN_C_BEGIN
 
 /* y = silu(a) * b over rows of `width`, put on `stream` (a cudaStream_t). Strides count elements from row to row; dtypes
- * are F32, F16 or BF16. `text` gets the run time's own words on failure.
- * Returns BP_OK, BP_E_DEVICE or BP_E_DEVICE_LOST; *native is the cudaError_t. */
+ * are F32, F16 or BF16. Returns the cudaError_t of the launch. */
 struct silu_mul_rows {
     const void *a, *b;
     void *y;
     int64_t a_stride, b_stride, y_stride, n_rows, width;
     uint32_t a_dtype, b_dtype, y_dtype, sm_count;
 };
-int32_t silu_mul_launch(const struct silu_mul_rows *rows, void *stream, int32_t *native,
-                        const char **text);
+int32_t silu_mul_launch(const struct silu_mul_rows *rows, void *stream);
 
 BP_EXTERN_C_END
 #endif
