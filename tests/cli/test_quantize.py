@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import tiny_gguf
-from cli_case import CLI, MODEL, ZOO, ZOO_V3, CliCase, main, read, run
+from cli_case import CLI, MODEL, ZOO, ZOO_V3, CliCase, fewer, main, read, run
 
 TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
          "IQ4_XS", "Q4_K_M", "Q5_K_M"]
@@ -44,9 +44,10 @@ class Quantize(CliCase):
 
     def test_every_type_runs(self):
         """What was made opens, computes finite numbers, and only differs from its source as its precision allows."""
-        # Under sanitizers every type once and the mixes of a wide model: the encoders run there in the unit tests too.
-        more = ("Q4_K_M", "IQ4_XS") if os.environ.get("BP_SANITIZED") else TYPES
-        for model, kinds in (("zoo-v3", TYPES), ("zoo-glm5-512", more), ("zoo-v2lite", more), ("zoo-v32", more)):
+        # Under sanitizers every type once and the mix of a wide model: the encoders run there in the unit tests too.
+        models = fewer(("zoo-v3", "zoo-glm5-512", "zoo-v2lite", "zoo-v32"), ("zoo-v3", "zoo-glm5-512"))
+        for model in models:
+            kinds = TYPES if model == "zoo-v3" else fewer(TYPES, ["Q4_K_M"])
             source = f"{ZOO}/{model}.gguf"
             for kind in kinds:
                 with self.subTest(model=model, type=kind):
@@ -58,14 +59,14 @@ class Quantize(CliCase):
                     self.assertLess(j["max_abs"], 5e-4 if kind in ("F32", "BF16") else 1e3, r)  # false for NaN
 
     def test_every_zoo_model(self):
-        for name in sorted(os.listdir(ZOO)):
-            if name.endswith(".gguf") and ".golden." not in name:
-                self.good("quantize", f"{ZOO}/{name}", self.out, "Q4_K_M")
-                self.good("run", "-m", self.out, "-p", "ab", "-n", "2", "--temp", "0", "--ignore-eos")
+        names = [n for n in sorted(os.listdir(ZOO)) if n.endswith(".gguf") and ".golden." not in n]
+        for name in fewer(names, [n for n in names if os.path.getsize(f"{ZOO}/{n}") < 1 << 20]):
+            self.good("quantize", f"{ZOO}/{name}", self.out, "Q4_K_M")
+            self.good("run", "-m", self.out, "-p", "ab", "-n", "2", "--temp", "0", "--ignore-eos")
 
     def test_same_bytes_for_any_number_of_threads(self):
         made = set()
-        for threads in ("1", "2", "3", "8"):
+        for threads in fewer(("1", "2", "3", "8"), ("1", "3")):
             self.good("quantize", ZOO_512, self.out, "Q5_K_M", "-s", f"engine.threads={threads}")
             made.add(read(self.out))
         self.assertEqual(len(made), 1)

@@ -37,7 +37,10 @@ class KitFaults(unittest.TestCase):
 
     def test_every_fault_is_found(self):
         self.assertGreater(len(KIT_FAULTS), 5)
-        for fault in KIT_FAULTS:
+        # The whole grid is slow under sanitizers, where it runs no lines that an eighth of it does not run.
+        faults = [f for f in KIT_FAULTS if not (SANITIZED and f.whole)]
+        print(f"{len(faults)} of {len(KIT_FAULTS)} faults", file=sys.stderr)
+        for fault in faults:
             for iface, rules in fault.breaks.items():
                 with self.subTest(fault=fault.name, iface=iface):
                     found = findings(f"faulty_{fault.name}", iface, fault.whole)
