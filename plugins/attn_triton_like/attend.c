@@ -12,6 +12,20 @@ static int32_t prefill_plan(void *self, const struct bp_launch *l,
     return BP_OK;
 }
 
+static int is_16_bit(uint32_t dtype)
+{
+    return dtype == BP_DT_F16 || dtype == BP_DT_BF16;
+}
+
+/* The tensor-core kernel needs one 16-bit dtype everywhere and one of the sizes it is made for. */
+static int prefill_is_fast(const struct bp_mla_prefill_args *a, uint32_t qk, uint32_t v)
+{
+    const uint32_t dtype = a->q.dtype;
+    return is_16_bit(dtype) && a->k.dtype == dtype && a->v.dtype == dtype &&
+           a->out.dtype == dtype && attn_prefill_mma_serves(qk, v) && bp_cuda_aligned(&a->q, 16) &&
+           bp_cuda_aligned(&a->k, 16) && bp_cuda_aligned(&a->v, 16) && bp_cuda_aligned(&a->out, 4);
+}
+
 static int32_t prefill(const struct bp_launch *l, const struct bp_mla_prefill_args *a, int causal,
                        const char *op, struct bp_error *err)
 {
@@ -43,7 +57,10 @@ static int32_t prefill(const struct bp_launch *l, const struct bp_mla_prefill_ar
                                    .v_dim = (uint32_t)v,
                                    .causal = (uint32_t)causal,
                                    .scale = a->scale};
-    return attn_launched(attn_start_prefill_fma(&x, l->stream), op, err);
+    const int fast = prefill_is_fast(a, x.qk_dim, x.v_dim);
+    return attn_launched(fast ? attn_start_prefill_mma(&x, l->stream)
+                              : attn_start_prefill_fma(&x, l->stream),
+                         op, err);
 }
 
 static int32_t prefill_run(void *self, const struct bp_launch *l,
@@ -144,11 +161,6 @@ static int32_t decode_ports(const struct bp_mla_decode_args *a, const char *op,
         return bp_error_number(err, BP_E_ARG, ATTN_NAME, op,
                                "out has more latents than a query has numbers: ", n_latent, "");
     return BP_OK;
-}
-
-static int is_16_bit(uint32_t dtype)
-{
-    return dtype == BP_DT_F16 || dtype == BP_DT_BF16;
 }
 
 /* The tensor-core kernel needs one 16-bit dtype everywhere and the width of the real models. */

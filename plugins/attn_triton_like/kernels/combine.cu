@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(THREADS) combine_kernel(const attn_decode a)
     if (static_cast<int32_t>(threadIdx.x) < n_part)
         lse = a.part_lse[(static_cast<int64_t>(first) + threadIdx.x) * a.n_head + head];
     const float max = bp_cuda::block_max<THREADS>(lse, -INFINITY, room);
-    const float weight = lse == -INFINITY ? 0.0f : exp2f(lse - (max == -INFINITY ? 0.0f : max));
+    const float weight = lse == -INFINITY ? 0.0f : expf(lse - (max == -INFINITY ? 0.0f : max));
     weights[threadIdx.x] = weight;
     const float sum = bp_cuda::block_sum<THREADS>(weight, room);
     if (threadIdx.x == 0 && blockIdx.y == 0 && a.lse.data != nullptr)
-        *reinterpret_cast<float *>(row_at(a.lse, row, head)) = lse_base_2(max, sum) * LN_2;
+        *reinterpret_cast<float *>(row_at(a.lse, row, head)) = lse_of(max, sum);
     __syncthreads();
     const int at = static_cast<int>(blockIdx.y) * WIDTH + lane * 4, n_latent = static_cast<int>(a.n_latent);
     float4 acc = {0.0f, 0.0f, 0.0f, 0.0f};

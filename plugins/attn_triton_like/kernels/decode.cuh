@@ -49,10 +49,10 @@ __device__ __forceinline__ const unsigned char *key_row(const attn_pool &pool, c
     return pool.data + k.table[block] * pool.block_bytes + (at - block * pool.block_tok) * pool.row_bytes;
 }
 
-/* What a head's online softmax ends with: sum and maximum (base 2) as an LSE of base 2; no keys give -inf. */
-__device__ __forceinline__ float lse_base_2(float max, float sum)
+/* The LSE of an online softmax that ended with this maximum and sum; no keys give -inf. */
+__device__ __forceinline__ float lse_of(float max, float sum)
 {
-    return sum == 0.0f ? -INFINITY : max + log2f(sum);
+    return sum == 0.0f ? -INFINITY : max + logf(sum);
 }
 
 /* Where a part's latents of one head lie: f32, normalised by the part's own sum, rows of whole 16 bytes. */

@@ -1,7 +1,7 @@
 /* decode_fma.cu - the decode kernel for every pair of dtypes and every width, in plain f32 arithmetic.
  * A block takes HEADS heads of an item. Its keys come to shared memory as f32, TILE at a time. Scores: lane = key, every
  * warp sums an eighth of the width, the eight sums are added in order. Values: thread = latent, all heads.
- * Numeric: f32, softmax in base 2 with the running maximum; an order of sums that depends on the row's keys and its number
+ * Numeric: f32, softmax in base e (base 2 costs a rounding of every score) with the running maximum; an order of sums that depends on the row's keys and its number
  * of parts only. Keys past the end and skipped entries are zero rows of weight zero: nothing of what lies there is read.
  * SPDX-License-Identifier: MIT */
 #include "decode.cuh"
@@ -71,12 +71,12 @@ __device__ void softmax_step(const places &p, float scale, bool valid, int lane,
     s = valid ? s * scale : -INFINITY;
     const float before = p.max[head], max = fmaxf(before, bp_cuda::warp_max(s));
     /* Without any key so far everything stays zero. A NaN score is a key: its weight is NaN, and so is the row. */
-    const float weight = !valid ? 0.0f : exp2f(s - (max == -INFINITY ? 0.0f : max));
+    const float weight = !valid ? 0.0f : expf(s - (max == -INFINITY ? 0.0f : max));
     const float sum = bp_cuda::warp_sum(weight);
     p.weights[lane * HEADS + head] = weight;
     __syncwarp();
     if (lane == 0) {
-        const float shrink = max == -INFINITY ? 1.0f : exp2f(before - max);
+        const float shrink = max == -INFINITY ? 1.0f : expf(before - max);
         p.scale[head] = shrink;
         p.sum[head] = p.sum[head] * shrink + sum;
         p.max[head] = max;
@@ -99,7 +99,6 @@ __global__ void __launch_bounds__(THREADS, 1) decode_fma_kernel(const attn_decod
     if (item.split > 0 && begin >= end) return; /* the combining kernel counts the parts that are not empty */
     const int width = static_cast<int>(a.pool.width), n_latent = static_cast<int>(a.n_latent);
     const places p = places_of(width, tile);
-    const float scale = a.scale * LOG2_E;
     for (int h = warp; h < HEADS; h += WARPS) {
         const bool real = head0 + h < static_cast<int>(a.n_head) && begin < end;
         const unsigned char *q = real ? row_at(a.q, item.row, head0 + h) : nullptr;
@@ -124,16 +123,9 @@ __global__ void __launch_bounds__(THREADS, 1) decode_fma_kernel(const attn_decod
         if (lane < tile) partial_scores(p, width, lane, warp);
         __syncthreads();
         const bool valid = lane < tile && at + lane < end && (keys.list == nullptr || keys.list[at + lane] >= 0);
-        softmax_step(p, scale, valid, lane, warp);
+        softmax_step(p, a.scale, valid, lane, warp);
         __syncthreads();
-        float shrink[HEADS];
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h) shrink[h] = p.scale[h];
-#pragma unroll
-        for (int d = 0; d < DIMS; ++d) {
-#pragma unroll
-            for (int h = 0; h < HEADS; ++h) acc[d][h] *= shrink[h];
-        }
+        float part[DIMS][HEADS] = {}; /* of this tile: one sum over all keys would lose digits */
         const int n_key = end - at < tile ? end - at : tile;
         for (int k = 0; k < n_key; ++k) {
             const float4 lo = *reinterpret_cast<const float4 *>(p.weights + k * HEADS);
@@ -142,25 +134,31 @@ __global__ void __launch_bounds__(THREADS, 1) decode_fma_kernel(const attn_decod
             for (int d = 0; d < DIMS; ++d) {
                 const int i = static_cast<int>(threadIdx.x) + d * THREADS;
                 const float v = i < n_latent ? p.keys[k * p.pitch + i] : 0.0f;
-                acc[d][0] += lo.x * v, acc[d][1] += lo.y * v, acc[d][2] += lo.z * v, acc[d][3] += lo.w * v;
-                acc[d][4] += hi.x * v, acc[d][5] += hi.y * v, acc[d][6] += hi.z * v, acc[d][7] += hi.w * v;
+                part[d][0] += lo.x * v, part[d][1] += lo.y * v, part[d][2] += lo.z * v, part[d][3] += lo.w * v;
+                part[d][4] += hi.x * v, part[d][5] += hi.y * v, part[d][6] += hi.z * v, part[d][7] += hi.w * v;
             }
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h) {
+            const float shrink = p.scale[h];
+#pragma unroll
+            for (int d = 0; d < DIMS; ++d) acc[d][h] = acc[d][h] * shrink + part[d][h];
         }
     }
     __syncthreads();
     const bool whole = item.n_split == 1;
-    const int64_t part = whole ? 0 : item.part;
+    const int64_t number_of_part = whole ? 0 : item.part;
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
         if (head0 + h >= static_cast<int>(a.n_head)) continue;
-        const float sum = p.sum[h], lse = lse_base_2(p.max[h], sum), inv = sum == 0.0f ? 0.0f : 1.0f / sum;
+        const float sum = p.sum[h], lse = lse_of(p.max[h], sum), inv = sum == 0.0f ? 0.0f : 1.0f / sum;
         if (threadIdx.x == 0) {
-            if (!whole) a.part_lse[part * a.n_head + head0 + h] = lse;
+            if (!whole) a.part_lse[number_of_part * a.n_head + head0 + h] = lse;
             else if (a.lse.data != nullptr)
-                *reinterpret_cast<float *>(row_at(a.lse, item.row, head0 + h)) = lse * LN_2;
+                *reinterpret_cast<float *>(row_at(a.lse, item.row, head0 + h)) = lse;
         }
         unsigned char *out = row_at(a.out, item.row, head0 + h);
-        float *out_part = part_row(a, part, head0 + h);
+        float *out_part = part_row(a, number_of_part, head0 + h);
 #pragma unroll
         for (int d = 0; d < DIMS; ++d) {
             const int i = static_cast<int>(threadIdx.x) + d * THREADS;

@@ -160,13 +160,13 @@ __device__ __forceinline__ void store(room<T> &r, const attn_decode &a, const at
                                       const float (&acc)[MINE][4], int head0, int warp, int lane)
 {
     const int mine = head0 + warp * 2 + lane / 16;
-    const float sum = bp_cuda::warp_sum<16>(own.sum), lse = lse_base_2(own.max, sum);
+    const float sum = bp_cuda::warp_sum<16>(own.sum), lse = lse_of(own.max * LN_2, sum);
     if (lane % 16 == 0) {
         r.inv[warp * 2 + lane / 16] = sum == 0.0f ? 0.0f : 1.0f / sum;
         if (mine < static_cast<int>(a.n_head)) {
             if (item.n_split > 1) a.part_lse[static_cast<int64_t>(item.part) * a.n_head + mine] = lse;
             else if (a.lse.data != nullptr)
-                *reinterpret_cast<float *>(row_at(a.lse, item.row, mine)) = lse * LN_2;
+                *reinterpret_cast<float *>(row_at(a.lse, item.row, mine)) = lse;
         }
     }
     __syncthreads();

@@ -130,7 +130,7 @@ struct attn_decode {
     const int32_t *first_part;    /* (n_row): number of a row's first part among all parts; -1: the row is not cut */
     const int32_t *n_split;       /* (n_row) */
     const struct attn_item *items;
-    float *part_out, *part_lse;   /* (parts, n_head, C rounded up to 4), (parts, n_head): base 2 */
+    float *part_out, *part_lse;   /* (parts, n_head, C rounded up to 4), (parts, n_head) */
     uint32_t n_row, n_head, n_latent, n_item; /* n_item: at least the items of the plan */
     float scale;
     uint32_t reserved;

@@ -1,7 +1,7 @@
 /* prefill_fma.cu - the prefill kernel for every pair of dtypes and every width, in plain f32 arithmetic.
  * A block takes ROWS queries of one head and segment; queries and TILE keys at a time lie in shared memory as f32, and the
  * values then take the keys' place. A warp owns four queries: scores with lane = key, values with lane = dimension.
- * Numeric: f32, softmax in base 2 with the running maximum; a query's bits depend on its own keys only. A key that a query
+ * Numeric: f32, softmax in base e (base 2 costs a rounding of every score) with the running maximum; a query's bits depend on its own keys only. A key that a query
  * does not see is never multiplied, whatever it holds. SPDX-License-Identifier: MIT */
 #include "attn.cuh"
 
@@ -41,6 +41,7 @@ __device__ void load_tile(float *dst, int pitch, const attn_rows &t, int64_t fir
 __device__ void scores_of(float (&s)[MINE], const float *q, int pitch, const float *key, int n)
 {
     float part[MINE][4] = {};
+#pragma unroll 2
     for (int i = 0; i < n; i += 4) {
         const float k0 = key[i], k1 = key[i + 1], k2 = key[i + 2], k3 = key[i + 3];
 #pragma unroll
@@ -69,7 +70,6 @@ template <int DIMS> __global__ void __launch_bounds__(THREADS, 1) prefill_fma_ke
     const int qk = static_cast<int>(a.qk_dim), n_v = static_cast<int>(a.v_dim);
     const int qp = q_pitch(qk), kp = k_pitch(qk, n_v);
     float *q = reinterpret_cast<float *>(shared_memory()), *keys = q + ROWS * qp;
-    const float scale = a.scale * LOG2_E;
     load_tile(q, qp, a.q, q0 + first, head, n_q - first, ROWS, qk, qp);
     int sees[MINE]; /* keys that each query of this warp sees */
     float max[MINE], sum[MINE], acc[MINE][DIMS] = {};
@@ -91,14 +91,15 @@ template <int DIMS> __global__ void __launch_bounds__(THREADS, 1) prefill_fma_ke
 #pragma unroll
         for (int r = 0; r < MINE; ++r) {
             const bool seen = at + lane < sees[r];
-            const float s = seen ? p[r] * scale : -INFINITY, now = fmaxf(max[r], bp_cuda::warp_max(s));
-            p[r] = seen ? exp2f(s - (now == -INFINITY ? 0.0f : now)) : 0.0f;
-            const float shrink = now == -INFINITY ? 1.0f : exp2f(max[r] - now);
+            const float s = seen ? p[r] * a.scale : -INFINITY, now = fmaxf(max[r], bp_cuda::warp_max(s));
+            p[r] = seen ? expf(s - (now == -INFINITY ? 0.0f : now)) : 0.0f;
+            const float shrink = now == -INFINITY ? 1.0f : expf(max[r] - now);
             sum[r] = sum[r] * shrink + bp_cuda::warp_sum(p[r]);
             max[r] = now;
 #pragma unroll
             for (int d = 0; d < DIMS; ++d) acc[r][d] *= shrink;
         }
+        float part[MINE][DIMS] = {}; /* of this tile: one sum over all keys would lose digits */
         __syncthreads(); /* the keys have been read */
         load_tile(keys, kp, a.v, k0 + at, head, n_k - at, TILE, n_v, n_v);
         __syncthreads();
@@ -112,8 +113,13 @@ template <int DIMS> __global__ void __launch_bounds__(THREADS, 1) prefill_fma_ke
                 const float w = __shfl_sync(FULL_WARP, p[r], k);
                 if (at + k >= sees[r]) continue; /* a NaN there is not this query's */
 #pragma unroll
-                for (int d = 0; d < DIMS; ++d) acc[r][d] += w * v[d];
+                for (int d = 0; d < DIMS; ++d) part[r][d] += w * v[d];
             }
+        }
+#pragma unroll
+        for (int r = 0; r < MINE; ++r) {
+#pragma unroll
+            for (int d = 0; d < DIMS; ++d) acc[r][d] += part[r][d];
         }
     }
 #pragma unroll
@@ -127,7 +133,7 @@ template <int DIMS> __global__ void __launch_bounds__(THREADS, 1) prefill_fma_ke
             if (lane + 32 * d < n_v) store_any(out, a.out.dtype, lane + 32 * d, acc[r][d] * inv);
         }
         if (lane == 0 && a.lse.data != nullptr) {
-            const float lse = sum[r] == 0.0f ? -INFINITY : (max[r] + log2f(sum[r])) * LN_2;
+            const float lse = sum[r] == 0.0f ? -INFINITY : max[r] + logf(sum[r]);
             *reinterpret_cast<float *>(row_at(a.lse, q0 + row, head)) = lse;
         }
     }
