@@ -337,6 +337,26 @@ START_TEST(a_16_bit_cache_is_judged_by_its_precision)
 }
 END_TEST
 
+/* The same code in the same layout: one handle for both. Another layout: a layer at a time, whatever the forms of its steps. */
+START_TEST(weights_of_b_are_lent_or_come_and_go)
+{
+    static const char *const bf16[] = {"plugin.ref.round=bf16", NULL};
+    struct duel d = duel(ZOO("zoo-v2lite"), BP_AB_SHADOW, ref, ref, 2);
+    must(d.rc, &d.err);
+    const uint64_t all = d.sum.memory_a.weights;
+    ck_assert_uint_gt(all, 500000);
+    ck_assert_uint_lt(d.sum.memory_b.weights, all / 20);
+    ck_assert_uint_eq(d.sum.compare_bytes < all, 1); /* nobody was asked */
+    end(&d);
+    d = duel(ZOO("zoo-v2lite"), BP_AB_SHADOW, ref, bf16, 2);
+    must(d.rc, &d.err);
+    ck_assert_msg(d.sum.pass, "%s", d.sum.text);
+    ck_assert_uint_gt(d.sum.memory_b.weights, all / 30); /* of 27 layers, and what is outside */
+    ck_assert_uint_lt(d.sum.memory_b.weights, all / 20);
+    end(&d);
+}
+END_TEST
+
 START_TEST(what_cannot_be_compared_is_refused)
 {
     static const char *const small[] = {"engine.ctx=64", NULL};
@@ -407,6 +427,7 @@ int main(void)
     tcase_add_test(t, keys_in_another_order_hide_nothing);
     tcase_add_test(t, a_16_bit_cache_is_judged_by_its_precision);
     tcase_add_test(t, the_caller_can_stop);
+    tcase_add_test(t, weights_of_b_are_lent_or_come_and_go);
     tcase_add_test(t, what_cannot_be_compared_is_refused);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
