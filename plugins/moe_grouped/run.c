@@ -152,19 +152,19 @@ static int32_t sum(const struct run *r, int64_t col, int64_t n_col)
 /* h of all pairs first; then down and the sums, as many columns at a time as the scratch holds parts of. */
 static int32_t launch(struct run *r, int64_t n_embd)
 {
-    int32_t (*inner)(const struct moe_call *, void *) =
+    int32_t (*inner)(const struct moe_call *, const struct moe_call *, void *) =
         r->plan.few ? moe_launch_few_inner : moe_launch_many_inner;
-    int32_t (*outer)(const struct moe_call *, void *) =
+    int32_t (*outer)(const struct moe_call *, const struct moe_call *, void *) =
         r->plan.few ? moe_launch_few_outer : moe_launch_many_outer;
-    if (r->has_routed && !r->plan.few) BP_TRY(sort(r));
-    if (r->has_routed) BP_TRY(inner(&r->routed, r->stream));
-    if (r->has_shared) BP_TRY(inner(&r->shared, r->stream));
+    struct moe_call *routed = r->has_routed ? &r->routed : NULL,
+                    *shared = r->has_shared ? &r->shared : NULL;
+    if (routed != NULL && !r->plan.few) BP_TRY(sort(r));
+    BP_TRY(inner(routed, shared, r->stream));
     for (int64_t col = 0; col < n_embd; col += r->plan.n_col) {
         const int64_t n_col = n_embd - col < r->plan.n_col ? n_embd - col : r->plan.n_col;
         r->routed.col = r->shared.col = (int32_t)col;
         r->routed.n_col = r->shared.n_col = (int32_t)n_col;
-        if (r->has_routed) BP_TRY(outer(&r->routed, r->stream));
-        if (r->has_shared) BP_TRY(outer(&r->shared, r->stream));
+        BP_TRY(outer(routed, shared, r->stream));
         BP_TRY(sum(r, col, n_col));
     }
     return 0;

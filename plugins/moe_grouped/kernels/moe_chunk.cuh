@@ -53,10 +53,31 @@ struct Runs {
     float q[32], d[2], m[2];
 };
 
-template <uint32_t TYPE> struct Chunk; /* load(row, cols, chunk), unpack(Runs &), column(chunk, run) */
+/* The same with whole numbers as bytes: weight = d * (byte - ZERO) + m, bytes signed where SIGN, else below 128. */
+struct Words {
+    uint32_t q[8];
+    float d[2], m[2];
+};
+
+/* load(row, cols, chunk), words(chunk, Words &), unpack(chunk, Runs &), column(chunk, run). OFFSET: is there an m? */
+template <uint32_t TYPE> struct Chunk;
+
+template <class C> __device__ __forceinline__ void unpack_words(const C &c, int chunk, Runs &r)
+{
+    Words w;
+    c.words(chunk, w);
+    constexpr float BIAS = PLAIN + C::ZERO + (C::SIGN ? 128 : 0);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) bytes4(r.q + 4 * i, C::SIGN ? w.q[i] ^ 0x80808080u : w.q[i], BIAS);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        r.d[i] = w.d[i];
+        r.m[i] = C::OFFSET ? w.m[i] : 0.0f;
+    }
+}
 
 /* Scales of Q4_K and Q5_K: 6 bits each for the 8 sub-blocks; this chunk has sub-blocks 2g and 2g + 1. */
-__device__ __forceinline__ void scales_k(const uint4 &head, int chunk, Runs &r)
+__device__ __forceinline__ void scales_k(const uint4 &head, int chunk, Words &r)
 {
     const int g = (chunk >> 1) & 3, shift = (g & 1) * 16;
     const uint32_t a = head.y, b = head.z, c = head.w;
@@ -70,7 +91,8 @@ __device__ __forceinline__ void scales_k(const uint4 &head, int chunk, Runs &r)
 }
 
 template <> struct Chunk<BP_GGUF_Q4_K> {
-    static constexpr bool OFFSET = true;
+    static constexpr bool OFFSET = true, SIGN = false;
+    static constexpr int ZERO = 0;
     uint4 head, q;
     static __device__ __forceinline__ int column(int chunk, int run)
     {
@@ -83,20 +105,24 @@ template <> struct Chunk<BP_GGUF_Q4_K> {
         head = load16(block);
         q = load16(block + 16 + (chunk & 7) * 16);
     }
-    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    __device__ __forceinline__ void words(int chunk, Words &r) const
     {
         scales_k(head, chunk, r);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const uint32_t w = word_of(q, i);
-            bytes4(r.q + 4 * i, w & 0x0f0f0f0fu, PLAIN);
-            bytes4(r.q + 16 + 4 * i, (w >> 4) & 0x0f0f0f0fu, PLAIN);
+            r.q[i] = word_of(q, i) & 0x0f0f0f0fu;
+            r.q[4 + i] = (word_of(q, i) >> 4) & 0x0f0f0f0fu;
         }
+    }
+    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    {
+        unpack_words(*this, chunk, r);
     }
 };
 
 template <> struct Chunk<BP_GGUF_Q5_K> {
-    static constexpr bool OFFSET = true;
+    static constexpr bool OFFSET = true, SIGN = false;
+    static constexpr int ZERO = 0;
     uint4 head, high, q;
     static __device__ __forceinline__ int column(int chunk, int run)
     {
@@ -110,21 +136,26 @@ template <> struct Chunk<BP_GGUF_Q5_K> {
         high = load16(block + 16 + (chunk & 1) * 16);
         q = load16(block + 48 + (chunk & 7) * 16);
     }
-    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    __device__ __forceinline__ void words(int chunk, Words &r) const
     {
         const int bit = ((chunk >> 1) & 3) * 2;
         scales_k(head, chunk, r);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const uint32_t w = word_of(q, i), h = word_of(high, i) >> bit;
-            bytes4(r.q + 4 * i, (w & 0x0f0f0f0fu) | ((h & 0x01010101u) << 4), PLAIN);
-            bytes4(r.q + 16 + 4 * i, ((w >> 4) & 0x0f0f0f0fu) | ((h & 0x02020202u) << 3), PLAIN);
+            r.q[i] = (w & 0x0f0f0f0fu) | ((h & 0x01010101u) << 4);
+            r.q[4 + i] = ((w >> 4) & 0x0f0f0f0fu) | ((h & 0x02020202u) << 3);
         }
+    }
+    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    {
+        unpack_words(*this, chunk, r);
     }
 };
 
 template <> struct Chunk<BP_GGUF_Q6_K> {
-    static constexpr bool OFFSET = false;
+    static constexpr bool OFFSET = false, SIGN = false;
+    static constexpr int ZERO = 32;
     uint4 low, high;
     uint32_t scale; /* two signed bytes, and d above them */
     static __device__ __forceinline__ int column(int chunk, int run)
@@ -133,32 +164,36 @@ template <> struct Chunk<BP_GGUF_Q6_K> {
     }
     __device__ __forceinline__ void load(const uint8_t *row, int cols, int chunk)
     {
-        const int64_t n_block = cols >> 8, block = chunk >> 3;
+        const int n_block = cols >> 8, block = chunk >> 3, half = (chunk >> 2) & 1;
         const uint8_t *highs = row + n_block * 128, *scales = highs + n_block * 64, *ds = scales + n_block * 16;
-        low = load16(row + static_cast<int64_t>(chunk) * 16);
-        high = load16(highs + block * 64 + ((chunk >> 2) & 1) * 32 + (chunk & 1) * 16);
-        const uint8_t *s = scales + block * 16 + ((chunk >> 2) & 1) * 8 + (chunk & 3);
+        low = load16(row + chunk * 16);
+        high = load16(highs + block * 64 + half * 32 + (chunk & 1) * 16);
+        const uint8_t *s = scales + block * 16 + half * 8 + (chunk & 3);
         scale = static_cast<uint32_t>(__ldg(s)) | static_cast<uint32_t>(__ldg(s + 4)) << 8 |
                 static_cast<uint32_t>(__ldg(reinterpret_cast<const unsigned short *>(ds + block * 2))) << 16;
     }
-    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    __device__ __forceinline__ void words(int chunk, Words &r) const
     {
-        const int shift = (chunk & 2);
+        const int shift = chunk & 2;
         const float d = half_of(scale >> 16);
         r.d[0] = d * byte_float<0>(scale ^ 0x80u, PLAIN + 128.0f);
         r.d[1] = d * byte_float<1>(scale ^ 0x8000u, PLAIN + 128.0f);
-        r.m[0] = r.m[1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const uint32_t w = word_of(low, i), h = word_of(high, i) >> shift;
-            bytes4(r.q + 4 * i, (w & 0x0f0f0f0fu) | ((h & 0x03030303u) << 4), PLAIN + 32.0f);
-            bytes4(r.q + 16 + 4 * i, ((w >> 4) & 0x0f0f0f0fu) | (h & 0x30303030u), PLAIN + 32.0f);
+            r.q[i] = (w & 0x0f0f0f0fu) | ((h & 0x03030303u) << 4);
+            r.q[4 + i] = ((w >> 4) & 0x0f0f0f0fu) | (h & 0x30303030u);
         }
+    }
+    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    {
+        unpack_words(*this, chunk, r);
     }
 };
 
 template <> struct Chunk<BP_GGUF_Q8_0> {
-    static constexpr bool OFFSET = false;
+    static constexpr bool OFFSET = false, SIGN = true;
+    static constexpr int ZERO = 0;
     uint4 a, b;
     uint32_t scale;
     static __device__ __forceinline__ int column(int chunk, int run)
@@ -167,21 +202,23 @@ template <> struct Chunk<BP_GGUF_Q8_0> {
     }
     __device__ __forceinline__ void load(const uint8_t *row, int cols, int chunk)
     {
-        const uint8_t *q = row + static_cast<int64_t>(chunk) * 32;
-        a = load16(q);
-        b = load16(q + 16);
+        a = load16(row + chunk * 32);
+        b = load16(row + chunk * 32 + 16);
         scale = __ldg(reinterpret_cast<const unsigned short *>(row + cols) + chunk);
     }
-    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    __device__ __forceinline__ void words(int chunk, Words &r) const
     {
         (void)chunk;
         r.d[0] = r.d[1] = half_of(scale);
-        r.m[0] = r.m[1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            bytes4(r.q + 4 * i, word_of(a, i) ^ 0x80808080u, PLAIN + 128.0f);
-            bytes4(r.q + 16 + 4 * i, word_of(b, i) ^ 0x80808080u, PLAIN + 128.0f);
+            r.q[i] = word_of(a, i);
+            r.q[4 + i] = word_of(b, i);
         }
+    }
+    __device__ __forceinline__ void unpack(int chunk, Runs &r) const
+    {
+        unpack_words(*this, chunk, r);
     }
 };
 
@@ -198,17 +235,22 @@ template <> struct Chunk<BP_GGUF_BF16> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) v[i] = load16(row + static_cast<int64_t>(chunk) * 64 + i * 16);
     }
+    /* Columns 4j to 4j + 3 of the chunk. */
+    __device__ __forceinline__ void four(int j, float *q) const
+    {
+        const uint32_t a = word_of(v[j / 2], j % 2 * 2), b = word_of(v[j / 2], j % 2 * 2 + 1);
+        q[0] = __uint_as_float(a << 16);
+        q[1] = __uint_as_float(a & 0xffff0000u);
+        q[2] = __uint_as_float(b << 16);
+        q[3] = __uint_as_float(b & 0xffff0000u);
+    }
     __device__ __forceinline__ void unpack(int chunk, Runs &r) const
     {
         (void)chunk;
         r.d[0] = r.d[1] = 1.0f;
         r.m[0] = r.m[1] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            const uint32_t w = word_of(v[i / 4], i % 4);
-            r.q[2 * i] = __uint_as_float(w << 16);
-            r.q[2 * i + 1] = __uint_as_float(w & 0xffff0000u);
-        }
+        for (int j = 0; j < 8; ++j) four(j, r.q + 4 * j);
     }
 };
 

@@ -96,12 +96,12 @@ int32_t moe_launch_route(const struct moe_route_call *c, void *stream);
 int32_t moe_launch_sort(const struct moe_sort_call *c, void *stream);
 int32_t moe_launch_pack(const struct moe_pack_call *c, void *stream);
 int32_t moe_launch_sum(const struct moe_sum_call *c, void *stream);
-/* Few tokens: a product of one row of x per pair. inner: gate, up and h; outer: down. */
-int32_t moe_launch_few_inner(const struct moe_call *c, void *stream);
-int32_t moe_launch_few_outer(const struct moe_call *c, void *stream);
+/* Few tokens: a product of one row of x per pair. inner: gate, up and h; outer: down. Either call may be NULL. */
+int32_t moe_launch_few_inner(const struct moe_call *routed, const struct moe_call *shared, void *stream);
+int32_t moe_launch_few_outer(const struct moe_call *routed, const struct moe_call *shared, void *stream);
 /* Many tokens: tiles of rows of x that share an expert. */
-int32_t moe_launch_many_inner(const struct moe_call *c, void *stream);
-int32_t moe_launch_many_outer(const struct moe_call *c, void *stream);
+int32_t moe_launch_many_inner(const struct moe_call *routed, const struct moe_call *shared, void *stream);
+int32_t moe_launch_many_outer(const struct moe_call *routed, const struct moe_call *shared, void *stream);
 /* Lets the kernels use the shared memory they need; once per device, before the first capture. */
 int32_t moe_kernels_init(void);
 

@@ -384,21 +384,28 @@ template <class T, int TOK> cudaError_t allow()
 
 } // namespace
 
-int32_t moe_launch_many_inner(const moe_call *c, void *stream)
+int32_t moe_launch_many_inner(const moe_call *routed, const moe_call *shared, void *stream)
 {
+    const moe_call *calls[] = {routed, shared};
     const cudaStream_t s = static_cast<cudaStream_t>(stream);
-    const int64_t n = static_cast<int64_t>(c->n_tok) * c->n_used * (c->e.width - c->e.n_ff);
-    if (n > 0) {
+    for (const moe_call *c : calls) {
+        if (c == nullptr) continue;
+        const int64_t n = static_cast<int64_t>(c->n_tok) * c->n_used * (c->e.width - c->e.n_ff);
         const unsigned grid = static_cast<unsigned>((n + THREADS - 1) / THREADS);
-        if (c->half != 0) pad_kernel<bf16><<<grid, THREADS, 0, s>>>(*c);
-        else pad_kernel<float><<<grid, THREADS, 0, s>>>(*c);
+        if (n > 0 && c->half != 0) pad_kernel<bf16><<<grid, THREADS, 0, s>>>(*c);
+        else if (n > 0) pad_kernel<float><<<grid, THREADS, 0, s>>>(*c);
+        const int32_t rc = launch_any<true>(*c, s);
+        if (rc != 0) return rc;
     }
-    return launch_any<true>(*c, s);
+    return 0;
 }
 
-int32_t moe_launch_many_outer(const moe_call *c, void *stream)
+int32_t moe_launch_many_outer(const moe_call *routed, const moe_call *shared, void *stream)
 {
-    return launch_any<false>(*c, static_cast<cudaStream_t>(stream));
+    const cudaStream_t s = static_cast<cudaStream_t>(stream);
+    int32_t rc = routed != nullptr ? launch_any<false>(*routed, s) : 0;
+    if (rc == 0 && shared != nullptr) rc = launch_any<false>(*shared, s);
+    return rc;
 }
 
 int32_t moe_kernels_init(void)
