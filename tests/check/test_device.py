@@ -30,13 +30,17 @@ def rules(value):
 
 class Sound(unittest.TestCase):
     def test_the_sound_one_passes_every_stage(self):
-        r = report("sound", "--quick")
+        r = report("sound", "--quick", "--budget", "12")
         self.assertEqual(r["findings"], [])
+        self.assertEqual(r["levels"]["core"], "pass")
+        self.assertEqual(r["levels"]["graph"], "pass")
         self.assertIn("out of reach", r["device"])
         for stage in r["stages"]:
             self.assertTrue(stage["pass"], r["stages"])
         for iface in IFACES:
-            for stage in (5, 6):
+            for stage in (5, 6, 7, 8, 9):
+                if (stage == 8 and iface == "bp.mla.prefill") or (stage > 6 and iface == "bp.device"):
+                    continue  # its claim is UNIFORM, and segments are not
                 n = [s["cases"] for s in r["sums"] if s["stage"] == stage and s["iface"] == iface]
                 self.assertEqual(len(n), 1, (iface, stage, r["sums"]))
                 self.assertTrue(n[0] > 0 or iface == "bp.device", (iface, stage))
@@ -72,10 +76,10 @@ class Usage(unittest.TestCase):
 
 class Faults(unittest.TestCase):
     def expect(self, name, stage, iface, *wanted):
-        r = report(name, "--stage", stage, "--iface", iface, "--quick")
+        r = report(name, "--stage", stage, "--iface", iface, "--quick", "--budget", "20")
         with self.subTest(fault=name, stage=stage, iface=iface):
             self.assertEqual(rules(r), {f"KIT-{w}" for w in wanted}, r["findings"])
-            self.assertEqual({f["iface"] for f in r["findings"]}, {iface}, r["findings"])
+            self.assertLessEqual({f["iface"] for f in r["findings"]}, {iface}, r["findings"])
         return r
 
     def test_memory(self):
@@ -96,6 +100,27 @@ class Faults(unittest.TestCase):
         self.assertEqual(rules(r), {"KIT-6.1"}, r["findings"])
         self.assertTrue(all("DEVICE_LOST" in f["seen"] for f in r["findings"]), r["findings"])
         self.assertGreater(len([s for s in r["sums"] if s["stage"] == 6]), 3)
+
+    def test_streams(self):
+        for iface in ("bp.dense", "bp.mla.decode"):
+            self.expect("default_stream", "7", iface, "7.1")
+        self.expect("waits", "7", "bp.mla.decode", "7.2")
+        self.expect("allocates", "7", "bp.mla.decode", "7.3")
+        self.expect("other_context", "7", "bp.mla.decode", "7.4")
+
+    def test_capture(self):
+        self.expect("no_capture", "8", "bp.dense", "8.1")
+        self.expect("frozen_lengths", "8", "bp.mla.decode", "8.2")
+        self.expect("host_meta", "8", "bp.mla.common", "8.2")
+        r = self.expect("low_claim", "8", "bp.dense")
+        self.assertTrue(any("the claim could be higher" in n for n in r["notes"]), r["notes"])
+        self.assertEqual(r["levels"]["graph"], "pass" if any(s["cases"] for s in r["sums"]) else "nothing was run")
+
+    def test_repetition(self):
+        self.expect("rare_bit", "9", "bp.dense", "9.1")
+        self.expect("batch_variant", "9", "bp.quant", "9.2")
+        for name in ("waits", "no_capture", "low_claim"):
+            self.assertEqual(report(name, "--stage", "6", "--iface", "bp.dense", "--quick")["findings"], [])
 
 
 if __name__ == "__main__":

@@ -151,6 +151,9 @@ bool kit_turn_begin(struct kit_device *d, const struct bp_launch *l, const void 
     const bool late = d->kit->stage == 7 && turn > 0;
     c->is_captured = d->kit->stage == 8 && turn > 0;
     *rc = kit_device_upload(d, late, err);
+    /* The first turn of stage 7 is what stage 6 would see if every stream waited. */
+    if (*rc == BP_OK && d->kit->stage == 7 && !late)
+        *rc = d->vt->stream_sync(d->op.self, d->stream, err);
     if (late) look_before(d);
     if (*rc == BP_OK && c->is_captured) {
         *rc = d->vt->stream_sync(d->op.self, d->stream, err);

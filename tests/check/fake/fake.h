@@ -29,6 +29,7 @@ enum fault {
     F_NO_CAPTURE,      /* claims capture, and cannot be captured */
     F_LOW_CLAIM,       /* claims less than it can */
     F_RARE_BIT,        /* one call in twenty has another bit */
+    F_OTHER_CONTEXT,   /* a call makes another context current */
     F_BATCH_VARIANT    /* claims BATCH, and rows depend on how many there are */
 };
 
@@ -53,6 +54,7 @@ struct fake_device {
         struct fake_block *next;
     } *blocks;
     uint64_t used_bytes, n_ops;
+    char contexts[2]; /* addresses that stand for contexts */
     int32_t lost; /* the status that everything gives from now on */
 };
 

@@ -2,6 +2,7 @@
  * kernel its parameters, and waits on its stream; when its turn comes, the device's memory is open and metadata is read
  * from the device. SPDX-License-Identifier: MIT */
 #include "fake.h"
+#include "libcuda.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -146,6 +147,7 @@ static int32_t start(struct op_task *t, struct bp_error *err)
     t->task.run = run_op;
     if (FAULT == F_LOSES_DEVICE && t->number == 20) d->lost = BP_E_DEVICE_LOST;
     if (FAULT == F_NO_CAPTURE && s->capturing) s->capturing = 2;
+    fake_context_set(FAULT == F_OTHER_CONTEXT ? (void *)&d->contexts[t->number % 2] : d->contexts);
     if (FAULT == F_ALLOCATES) rc = fake_alloc(d, 4096, &memory);
     if (rc != BP_OK) {
         free(t);
