@@ -33,10 +33,11 @@ __device__ __forceinline__ float high_half(uint32_t w)
 {
     return __half2float(__ushort_as_half(static_cast<unsigned short>(w >> 16)));
 }
-/* 2^23 + byte n of w. */
-__device__ __forceinline__ float byte_float(uint32_t w, int n)
+/* 2^15 + byte n of w, with BYTES in a register: f32 has bit 0 of an integer between 2^15 and 2^16 at bit 8. */
+constexpr uint32_t BYTES = 0x47000000u;
+__device__ __forceinline__ float byte_float(uint32_t w, int n, uint32_t k)
 {
-    return __uint_as_float(__byte_perm(w, 0x4b000000u, 0x7440u | static_cast<uint32_t>(n)));
+    return __uint_as_float(__byte_perm(w, k, 0x7404u | static_cast<uint32_t>(n) << 4));
 }
 /* Moves bit `from` to bit `to`, and its neighbours with it. */
 template <int FROM, int TO> __device__ __forceinline__ uint32_t move_bit(uint32_t w)
@@ -222,7 +223,7 @@ template <bool F16> struct shorts {
     }
 };
 
-/* ---- scales: HB bytes a row in a first array, HB2 in a second; load(), then open() once a step; scale(G, s) and min(G, s)
+/* ---- scales: HB bytes a row in a first array, HB2 in a second; load(), then open(BYTES in a register) once a step; scale(G, s) and min(G, s)
  * of row g + 8 r, s: which 16 of the group. What open() left stays when the next step is loaded. Packing: store(block(n), first, second): block(n) is the n-th block of the row's
  * step, NULL where the row has none. ---- */
 
@@ -230,7 +231,7 @@ struct no_scales {
     static constexpr int HB = 0, HB2 = 0;
     static constexpr bool SUB16 = false, MIN = false, NONE = true;
     __device__ void load(const unsigned char *, const unsigned char *) {}
-    __device__ void open() {}
+    __device__ void open(uint32_t) {}
     __device__ float scale(int, int) const { return 1.0f; }
     __device__ float min(int, int) const { return 0.0f; }
     template <class B> __device__ static void store(B, unsigned char *, unsigned char *) {}
@@ -246,7 +247,7 @@ template <bool WITH_MIN> struct halves {
         next_d = load_stream(first);
         if (WITH_MIN) next_m = load_stream(second);
     }
-    __device__ void open()
+    __device__ void open(uint32_t)
     {
         d = next_d;
         if (WITH_MIN) m = next_m;
@@ -275,21 +276,24 @@ struct k45 {
     static constexpr int HB = 16, HB2 = 0;
     static constexpr bool SUB16 = false, MIN = true, NONE = false;
     uint4 raw;
-    uint32_t sc[2], mn[2];
-    float d, dmin;
+    uint32_t sc[2], mn[2], bytes;
+    float d, dmin, down, down_min;
     __device__ void load(const unsigned char *first, const unsigned char *) { raw = load_stream(first); }
-    __device__ void open()
+    __device__ void open(uint32_t k)
     {
+        bytes = k;
         d = low_half(raw.x);
         dmin = high_half(raw.x);
+        down = -32768.0f * d;
+        down_min = -32768.0f * dmin;
         sc[0] = raw.y & 0x3f3f3f3fu;
         mn[0] = raw.z & 0x3f3f3f3fu;
         sc[1] = (raw.w & 0x0f0f0f0fu) | (raw.y >> 2 & 0x30303030u);
         mn[1] = (raw.w >> 4 & 0x0f0f0f0fu) | (raw.z >> 2 & 0x30303030u);
     }
-    /* (2^23 + n) d - 2^23 d, rounded once, is n d: 17 bits. */
-    __device__ float scale(int G, int) const { return fmaf(byte_float(sc[G >> 2], G & 3), d, -8388608.0f * d); }
-    __device__ float min(int G, int) const { return fmaf(byte_float(mn[G >> 2], G & 3), dmin, -8388608.0f * dmin); }
+    /* (2^15 + n) d - 2^15 d, rounded once, is n d: 17 bits. */
+    __device__ float scale(int G, int) const { return fmaf(byte_float(sc[G >> 2], G & 3, bytes), d, down); }
+    __device__ float min(int G, int) const { return fmaf(byte_float(mn[G >> 2], G & 3, bytes), dmin, down_min); }
     template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *)
     {
         const unsigned char *b = block(0);
@@ -303,8 +307,8 @@ template <int N, uint32_t TYPE> struct biased {
     static constexpr int HB = N, HB2 = 2;
     static constexpr bool SUB16 = N == 16, MIN = false, NONE = false;
     uint4 next, raw;
-    uint32_t half;
-    float d;
+    uint32_t half, bytes;
+    float d, down;
     __device__ void load(const unsigned char *first, const unsigned char *second)
     {
         if constexpr (N == 16) {
@@ -316,15 +320,17 @@ template <int N, uint32_t TYPE> struct biased {
         }
         half = load_stream2(second);
     }
-    __device__ void open()
+    __device__ void open(uint32_t k)
     {
         raw = next;
+        bytes = k;
         d = low_half(half);
+        down = -32896.0f * d; /* 2^15 + 128: with d 20 bits */
     }
     __device__ float scale(int G, int s) const
     {
         const int at = N == 16 ? 2 * G + s : G;
-        return (byte_float(word(raw, at >> 2), at & 3) - 8388736.0f) * d;
+        return fmaf(byte_float(word(raw, at >> 2), at & 3, bytes), d, down);
     }
     __device__ float min(int, int) const { return 0.0f; }
     __device__ static int scale_of(const unsigned char *b, int n)
@@ -349,26 +355,29 @@ struct q2 {
     static constexpr int HB = 16, HB2 = 4;
     static constexpr bool SUB16 = true, MIN = true, NONE = false;
     uint4 next, raw;
-    uint32_t halves;
-    float d, dmin;
+    uint32_t halves, bytes;
+    float d, dmin, down, down_min;
     __device__ void load(const unsigned char *first, const unsigned char *second)
     {
         next = load_stream(first);
         halves = load_stream4(second);
     }
-    __device__ void open()
+    __device__ void open(uint32_t k)
     {
         raw = next;
+        bytes = k;
         d = low_half(halves);
         dmin = high_half(halves);
+        down = -32768.0f * d;
+        down_min = -32768.0f * dmin;
     }
     __device__ float scale(int G, int s) const
     {
-        return fmaf(byte_float(word(raw, G >> 1) & 0x0f0f0f0fu, 2 * (G & 1) + s), d, -8388608.0f * d);
+        return fmaf(byte_float(word(raw, G >> 1) & 0x0f0f0f0fu, 2 * (G & 1) + s, bytes), d, down);
     }
     __device__ float min(int G, int s) const
     {
-        return fmaf(byte_float(word(raw, G >> 1) >> 4 & 0x0f0f0f0fu, 2 * (G & 1) + s), dmin, -8388608.0f * dmin);
+        return fmaf(byte_float(word(raw, G >> 1) >> 4 & 0x0f0f0f0fu, 2 * (G & 1) + s, bytes), dmin, down_min);
     }
     template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *second)
     {
@@ -393,7 +402,7 @@ template <bool NV> struct small_floats {
             next.y = v.y;
         }
     }
-    __device__ void open() { raw = next; }
+    __device__ void open(uint32_t) { raw = next; }
     __device__ float scale(int G, int s) const
     {
         const int at = NV ? 2 * G + s : G;
@@ -477,9 +486,13 @@ template <uint32_t TYPE> struct step {
     static_assert(BYTES % 16 == 0, "the next step is aligned again");
     uint4 q[NQ];
     H h[2];
-    uint32_t magic;
+    uint32_t magic, as_bytes;
 
-    __device__ __forceinline__ void begin() { magic = opaque(MAGIC); }
+    __device__ __forceinline__ void begin()
+    {
+        magic = opaque(MAGIC);
+        as_bytes = opaque(planes::BYTES);
+    }
 
     __device__ __forceinline__ void load_scales(const unsigned char *p, int lane)
     {
@@ -506,8 +519,8 @@ template <uint32_t TYPE> struct step {
     }
     __device__ __forceinline__ void open()
     {
-        h[0].open();
-        h[1].open();
+        h[0].open(as_bytes);
+        h[1].open(as_bytes);
     }
     /* The A fragment of one mma: M = 0 for e < 4, 1 above. */
     template <int G, int M> __device__ __forceinline__ void fragment(uint32_t (&a)[4], int part) const

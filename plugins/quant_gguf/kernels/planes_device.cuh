@@ -39,11 +39,11 @@ __device__ __forceinline__ uint32_t load_stream2(const void *p)
     asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(p));
     return v;
 }
-/* A constant in a register that the compiler cannot see into: an instruction with two constants would become two. */
+/* A constant in a register, out of the assembler's sight, which would put it into instructions and other constants of those
+ * into registers, each time. All lanes take part. */
 __device__ __forceinline__ uint32_t opaque(uint32_t v)
 {
-    asm volatile("mov.u32 %0, %1;" : "=r"(v) : "r"(v));
-    return v;
+    return __shfl_sync(0xffffffffu, v, 0);
 }
 /* (w & mask) | or_, one instruction. */
 template <uint32_t MASK> __device__ __forceinline__ uint32_t and_or(uint32_t w, uint32_t or_)
