@@ -71,11 +71,13 @@ int32_t bpi_watch_before(struct bp_session *s, const struct bpi_bound *op, const
     return w->rc;
 }
 
+/* Waiting for the device is also where a fault of the call shows that only happens there. */
 int32_t bpi_watch_after(struct bp_session *s, int32_t rc, struct bp_error *err)
 {
     struct bpi_watcher *w = s->watcher;
     if (rc != BP_OK) return rc;
-    BP_TRY(bpi_time_end(s, w->call.bound, &w->call.us, err));
+    rc = bpi_time_end(s, w->call.bound, &w->call.us, err);
+    if (rc != BP_OK) return bpi_op_failed(w->call.bound, w->call.layer, w->call.op, rc, err);
     return w->w->after != NULL ? w->w->after(w->w->ctx, &w->call, err) : BP_OK;
 }
 
@@ -557,7 +559,8 @@ int32_t bpi_mirror_run(struct bp_session *a, struct bp_session *b, const struct 
     else
         rc = run_rest(b, op, c, &launch, &u, err);
     BP_TRY(rc);
-    BP_TRY(bpi_time_end(b, op, &took, err));
+    rc = bpi_time_end(b, op, &took, err);
+    if (rc != BP_OK) return bpi_op_failed(op, c->layer, c->op, rc, err);
     if (us != NULL) *us = took;
     return BP_OK;
 }

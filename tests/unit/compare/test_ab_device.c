@@ -18,6 +18,7 @@ static struct near {
     uint32_t number;
     int32_t layer;
     float scale; /* of the last number that the op writes; 0: it does not err */
+    bool dies;   /* instead, it takes the device with it, which the next wait tells */
     int n_calls; /* of that op */
 } near;
 
@@ -37,6 +38,10 @@ static void err_in(const struct bp_op_base *vt, void *self, uint32_t number, int
     if (near.scale == 0.0f || number != near.number || strcmp(vt->iface, near.iface) != 0) return;
     if (layer != near.layer) return;
     ++near.n_calls;
+    if (near.dies) {
+        dev_lost = true;
+        return;
+    }
     ck_assert_int_eq(vt->tensors(self, number, args, t, &n), BP_OK);
     for (uint32_t i = 0; i < n; ++i) {
         if ((t[i].access & BP_OUT) == 0 || t[i].layout_id != 0 || t[i].dtype == BP_DT_I32) continue;
@@ -173,6 +178,8 @@ struct duel {
     struct bp_model *m;
     struct bp_ab *ab;
     struct bp_ab_summary sum;
+    struct bp_error err;
+    int32_t rc;
 };
 
 static struct bp_config *config(const char *const *set)
@@ -186,10 +193,10 @@ static struct bp_config *config(const char *const *set)
     return c;
 }
 
-static struct duel duel(const char *path, uint32_t mode, const char *const *a, const char *const *b)
+static struct duel run(const char *path, uint32_t mode, const char *const *a, const char *const *b)
 {
     struct bp_error err = BP_ERROR_INIT;
-    struct duel d = {.cfg = {config(a), config(b)}};
+    struct duel d = {.cfg = {config(a), config(b)}, .err = BP_ERROR_INIT};
     int32_t ids[32];
     for (int i = 0; i < 32; ++i) ids[i] = (i * 37 + 11) % 250 + 1;
     must(bp_model_open(path, d.cfg[0], NULL, &d.m, &err), &err);
@@ -204,7 +211,14 @@ static struct duel duel(const char *path, uint32_t mode, const char *const *a, c
         .h = BP_HDR(struct bp_ab_side, batch), .model = d.m, .config = d.cfg[0]};
     p.b = (struct bp_ab_side){
         .h = BP_HDR(struct bp_ab_side, batch), .model = d.m, .config = d.cfg[1]};
-    must(bp_ab_run(&p, &d.ab, &err), &err);
+    d.rc = bp_ab_run(&p, &d.ab, &d.err);
+    return d;
+}
+
+static struct duel duel(const char *path, uint32_t mode, const char *const *a, const char *const *b)
+{
+    struct duel d = run(path, mode, a, b);
+    must(d.rc, &d.err);
     d.sum = (struct bp_ab_summary){.h = BP_HDR(struct bp_ab_summary, compare_bytes)};
     bp_ab_summary(d.ab, &d.sum);
     ck_assert_uint_eq(d.sum.n_pos, 34);
@@ -328,6 +342,26 @@ START_TEST(a_faulty_op_on_the_device_is_named)
 }
 END_TEST
 
+/* A device tells of a failure when it is waited for; as each call is waited for, the op is still known. */
+START_TEST(an_op_that_loses_the_device_is_named)
+{
+    near.iface = "bp.moe";
+    near.number = BP_MOE_OP_RUN;
+    near.layer = 2;
+    near.scale = 1.0f;
+    near.dies = true;
+    const bool on_a = _i == 0;
+    struct duel d =
+        run(ZOO("zoo-glm5"), BP_AB_SHADOW, on_a ? computing : host, on_a ? host : computing);
+    ck_assert_int_eq(d.rc, BP_E_DEVICE_LOST);
+    ck_assert_msg(strstr(d.err.msg, "slot moe, layer 2, provider near, run: ") != NULL &&
+                      strstr(d.err.msg, on_a ? "side A" : "side B") != NULL &&
+                      strstr(d.err.msg, "the device is gone") != NULL,
+                  "%s", d.err.msg);
+    end(&d);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("ab_device");
@@ -339,6 +373,7 @@ int main(void)
     tcase_add_loop_test(t, two_whole_runs, 0, 3);
     tcase_add_loop_test(t, a_faulty_op_on_the_device_is_named, 0,
                         (int)(sizeof faults / sizeof *faults));
+    tcase_add_loop_test(t, an_op_that_loses_the_device_is_named, 0, 2);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);

@@ -182,10 +182,11 @@ static int32_t dev_fill(void *self, void *dst, uint8_t value, uint64_t n, void *
     access_to(b, PROT_NONE);
     return BP_OK;
 }
+static bool dev_lost; /* what was put on it failed there */
 static int32_t dev_sync(void *self, void *stream, struct bp_error *err)
 {
     check_stream(self, stream);
-    (void)err;
+    if (dev_lost) return bpi_fail(err, BP_E_DEVICE_LOST, "fakedev", NULL, "the device is gone");
     return BP_OK;
 }
 
