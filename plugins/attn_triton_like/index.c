@@ -67,6 +67,13 @@ static int32_t select_ports(const struct bp_mla_select_args *a, const char *op,
     return BP_OK;
 }
 
+/* The tensor-core kernel needs one 16-bit dtype and the width of the real models. */
+static int is_fast(const struct bp_mla_select_args *a, const struct attn_pool *pool)
+{
+    return (pool->dtype == BP_DT_F16 || pool->dtype == BP_DT_BF16) && a->q.dtype == pool->dtype && pool->width == 128 &&
+           bp_cuda_aligned(&a->q, 16) && (uintptr_t)pool->data % 16 == 0 && pool->block_bytes % 16 == 0;
+}
+
 static int32_t choose(void *self, const struct bp_launch *l, const struct bp_mla_select_args *a,
                       struct bp_error *err)
 {
@@ -94,6 +101,7 @@ static int32_t choose(void *self, const struct bp_launch *l, const struct bp_mla
                             .scale = a->scale};
     BP_TRY(
         attn_pool_open(&a->pool, "mla.index", a->q.dim[2], m->common->block_tok, op, &x.pool, err));
+    const int fast = is_fast(a, &x.pool);
     const uint32_t most = taps ? MOST_ROWS : rows_at_once((uint32_t)n_row, m->max_kv);
     if (taps) {
         x.scores = attn_rows_of(&a->scores);
@@ -110,7 +118,8 @@ static int32_t choose(void *self, const struct bp_launch *l, const struct bp_mla
         x.first_row = (uint32_t)at;
         x.n_row = (uint32_t)(n_row - at < most ? n_row - at : most);
         if (taps) x.scores.data = (float *)a->scores.data + at * a->scores.stride[0];
-        BP_TRY(attn_launched(attn_start_scores(&x, l->stream), op, err));
+        const int32_t e = fast ? attn_start_scores_mma(&x, l->stream) : attn_start_scores(&x, l->stream);
+        BP_TRY(attn_launched(e, op, err));
         BP_TRY(attn_launched(attn_start_topk(&x, l->stream), op, err));
     }
     return BP_OK;

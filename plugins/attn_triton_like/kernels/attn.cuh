@@ -19,20 +19,38 @@ using bp_cuda::store_any;
 
 constexpr float LOG2_E = 1.44269504088896340736f, LN_2 = 0.69314718055994530942f;
 
-/* n numbers to dst as f32 by the lanes of a warp, four at a time where the address allows it. */
-__device__ __forceinline__ void load_row(float *dst, const void *src, uint32_t dtype, int n, int lane)
+/* N rows of n numbers to dst, `pitch` apart, as f32 by the lanes of a warp: all rows are asked for before the first is
+ * written, four numbers at a time where the addresses allow it. A row whose src is NULL is zero. */
+template <int N>
+__device__ __forceinline__ void load_rows(float *dst, int pitch, const unsigned char *const (&src)[N], uint32_t dtype, int n,
+                                          int lane)
 {
-    if (dtype != BP_DT_F32 && n % 4 == 0 && reinterpret_cast<uintptr_t>(src) % 8 == 0) {
-        for (int i = lane; i < n / 4; i += 32) {
-            const uint2 v = static_cast<const uint2 *>(src)[i];
-            const uint16_t bits[4] = {static_cast<uint16_t>(v.x), static_cast<uint16_t>(v.x >> 16),
-                                      static_cast<uint16_t>(v.y), static_cast<uint16_t>(v.y >> 16)};
+    uintptr_t all = 0;
 #pragma unroll
-            for (int k = 0; k < 4; ++k) dst[4 * i + k] = load_any(bits + k, dtype, 0);
+    for (int r = 0; r < N; ++r) all |= reinterpret_cast<uintptr_t>(src[r]);
+    if (dtype != BP_DT_F32 && n % 4 == 0 && all % 8 == 0) {
+        for (int i = lane; i < n / 4; i += 32) {
+            uint2 v[N];
+#pragma unroll
+            for (int r = 0; r < N; ++r)
+                v[r] = src[r] != nullptr ? reinterpret_cast<const uint2 *>(src[r])[i] : make_uint2(0, 0);
+#pragma unroll
+            for (int r = 0; r < N; ++r) {
+                const uint16_t bits[4] = {static_cast<uint16_t>(v[r].x), static_cast<uint16_t>(v[r].x >> 16),
+                                          static_cast<uint16_t>(v[r].y), static_cast<uint16_t>(v[r].y >> 16)};
+#pragma unroll
+                for (int k = 0; k < 4; ++k) dst[r * pitch + 4 * i + k] = load_any(bits + k, dtype, 0);
+            }
         }
         return;
     }
-    for (int i = lane; i < n; i += 32) dst[i] = load_any(src, dtype, i);
+    for (int i = lane; i < n; i += 32) {
+        float v[N];
+#pragma unroll
+        for (int r = 0; r < N; ++r) v[r] = src[r] != nullptr ? load_any(src[r], dtype, i) : 0.0f;
+#pragma unroll
+        for (int r = 0; r < N; ++r) dst[r * pitch + i] = v[r];
+    }
 }
 
 /* The row at a token slot. */

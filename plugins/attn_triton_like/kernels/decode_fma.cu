@@ -44,6 +44,27 @@ __device__ places places_of(int width, int tile)
     return p;
 }
 
+/* Keys [at, at + tile) of the row; those past the end and skipped entries are zero. A warp takes rows side by side. */
+__device__ void load_tile(const places &p, const attn_decode &a, const row_keys &keys, int32_t at, int32_t end, int tile,
+                          int lane, int warp)
+{
+    constexpr int N = TILE / WARPS;
+    const unsigned char *src[N];
+    const int first = warp * N, n = tile - first;
+    if (n <= 0) return;
+#pragma unroll
+    for (int r = 0; r < N; ++r) src[r] = at + first + r < end ? key_row(a.pool, keys, at + first + r) : nullptr;
+    float *to = p.keys + first * p.pitch;
+    if (n >= N) {
+        load_rows(to, p.pitch, src, a.pool.dtype, static_cast<int>(a.pool.width), lane);
+        return;
+    }
+    for (int r = 0; r < n; ++r) { /* tiles of wide rows are shorter than four rows */
+        const unsigned char *const one[1] = {r == 0 ? src[0] : src[1]};
+        load_rows(to + r * p.pitch, p.pitch, one, a.pool.dtype, static_cast<int>(a.pool.width), lane);
+    }
+}
+
 /* Partial scores of this warp's slice of the width: parts[warp][head][lane]. */
 __device__ void partial_scores(const places &p, int width, int lane, int warp)
 {
@@ -111,14 +132,7 @@ __global__ void __launch_bounds__(THREADS, 1) decode_fma_kernel(const attn_decod
     float acc[DIMS][HEADS] = {};
     for (int32_t at = begin; at < end; at += tile) {
         __syncthreads(); /* nobody reads the tile before any more */
-        for (int k = warp; k < TILE; k += WARPS) {
-            if (k >= tile) break;
-            const unsigned char *src = at + k < end ? key_row(a.pool, keys, at + k) : nullptr;
-            float *dst = p.keys + k * p.pitch;
-            if (src != nullptr) load_row(dst, src, a.pool.dtype, width, lane);
-            else
-                for (int i = lane; i < width; i += 32) dst[i] = 0.0f;
-        }
+        load_tile(p, a, keys, at, end, tile, lane, warp);
         __syncthreads();
         if (lane < tile) partial_scores(p, width, lane, warp);
         __syncthreads();

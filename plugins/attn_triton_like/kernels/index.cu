@@ -2,12 +2,15 @@
  * Numeric: scores in f32, heads added in a fixed order; the choice is exact on them: radix select over all 32 bits, ties to
  * the lowest position, NaN below every number (taken only when nothing else is left, as the reference does).
  * A row's bits depend on its own keys only. SPDX-License-Identifier: MIT */
+#include <backplane/cuda/mma.cuh>
+
 #include "attn.cuh"
 
 namespace
 {
 
 constexpr int WARPS = 8, THREADS = WARPS * 32, TILE = 32, GROUP = 4;
+static_assert(TILE == WARPS * GROUP, "keys and queries come the same way");
 
 __host__ __device__ constexpr int q_pitch(int width)
 {
@@ -43,25 +46,31 @@ __global__ void __launch_bounds__(THREADS, 1) scores_kernel(const attn_select a)
     float *q = reinterpret_cast<float *>(shared_memory()), *keys = q + GROUP * WARPS * full;
     float *sums = keys + TILE * pitch, *w = sums + WARPS * TILE;
     const int32_t *table = a.block_table + a.row_seq[row] * a.table_stride;
-    for (int k = warp; k < TILE; k += WARPS) {
-        float *to = keys + k * pitch;
-        if (at + k < n) {
-            const uint32_t block = static_cast<uint32_t>(at + k) / a.pool.block_tok;
-            const unsigned char *src =
-                a.pool.data + table[block] * a.pool.block_bytes + (at + k - block * a.pool.block_tok) * a.pool.row_bytes;
-            load_row(to, src, a.pool.dtype, width, lane);
-        }
-        for (int i = (at + k < n ? width : 0) + lane; i < full; i += 32) to[i] = 0.0f;
+    const unsigned char *src[GROUP];
+#pragma unroll
+    for (int r = 0; r < GROUP; ++r) {
+        const int key = at + warp * GROUP + r;
+        const uint32_t block = static_cast<uint32_t>(key) / a.pool.block_tok;
+        src[r] = key < n ? a.pool.data + table[block] * a.pool.block_bytes + (key - block * a.pool.block_tok) * a.pool.row_bytes
+                         : nullptr;
+    }
+    load_rows(keys + warp * GROUP * pitch, pitch, src, a.pool.dtype, width, lane);
+    for (int i = width + lane; i < full; i += 32) {
+        for (int r = 0; r < GROUP; ++r) keys[(warp * GROUP + r) * pitch + i] = 0.0f;
     }
     for (int h = static_cast<int>(threadIdx.x); h < n_head; h += THREADS)
         w[h] = *(reinterpret_cast<const float *>(row_at(a.w, row, 0)) + h);
     float score = 0.0f;
     for (int h0 = 0; h0 < n_head; h0 += GROUP * WARPS) {
         __syncthreads();
-        for (int h = warp; h < GROUP * WARPS; h += WARPS) {
-            const bool real = h0 + h < n_head;
-            if (real) load_row(q + h * full, row_at(a.q, row, h0 + h), a.q.dtype, width, lane);
-            for (int i = (real ? width : 0) + lane; i < full; i += 32) q[h * full + i] = 0.0f;
+#pragma unroll
+        for (int r = 0; r < GROUP; ++r) {
+            const int h = h0 + warp * GROUP + r;
+            src[r] = h < n_head ? row_at(a.q, row, h) : nullptr;
+        }
+        load_rows(q + warp * GROUP * full, full, src, a.q.dtype, width, lane);
+        for (int i = width + lane; i < full; i += 32) {
+            for (int r = 0; r < GROUP; ++r) q[(warp * GROUP + r) * full + i] = 0.0f;
         }
         __syncthreads();
         float dot[GROUP][4] = {}; /* four sums each: one alone loses digits */
@@ -92,6 +101,97 @@ __global__ void __launch_bounds__(THREADS, 1) scores_kernel(const attn_select a)
     for (int i = 0; i < WARPS; ++i) sum += sums[i * TILE + lane];
     if (at + lane < n) out[at + lane] = sum * a.scale;
     else if (at + lane < a.n_scores) out[at + lane] = -INFINITY;
+}
+
+/* ---- scores on tensor cores ---- */
+
+constexpr int MMA_KEYS = WARPS * 16, MMA_HEADS = 64, MMA_WIDTH = 128;
+constexpr int MMA_PITCH = MMA_WIDTH + 8; /* an odd number of 16 bytes: eight rows meet all banks */
+
+template <class T> struct mma_room {
+    T keys[MMA_KEYS][MMA_PITCH];
+    T queries[MMA_HEADS][MMA_PITCH];
+    float weights[MMA_HEADS];
+};
+static_assert(sizeof(mma_room<__half>) <= BP_CUDA_SMEM_MAX, "one block on every chip");
+
+/* Sixteen heads' part of the scores of 16 keys: w relu(q . k), added to each key's sum. */
+template <class T>
+__device__ __forceinline__ void add_heads(mma_room<T> &m, float (&score)[2][2], int head, int warp, int lane)
+{
+    float d[2][4] = {};
+    const T *query = &m.queries[head + lane % 16][lane / 16 * 8];
+    const T *key = &m.keys[warp * 16 + lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8];
+#pragma unroll
+    for (int k = 0; k < MMA_WIDTH; k += 16) {
+        uint32_t q[4], b[4];
+        bp_cuda::ldmatrix_x4(q, query + k);
+        bp_cuda::ldmatrix_x4(b, key + k);
+        bp_cuda::mma<T>(d[0], q, b[0], b[1]);
+        bp_cuda::mma<T>(d[1], q, b[2], b[3]);
+    }
+    const float lo = m.weights[head + lane / 4], hi = m.weights[head + lane / 4 + 8];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) { /* NaN passes */
+            score[n][i] += lo * (d[n][i] < 0.0f ? 0.0f : d[n][i]) + hi * (d[n][i + 2] < 0.0f ? 0.0f : d[n][i + 2]);
+        }
+    }
+}
+
+/* A block takes MMA_KEYS keys of one row, a warp 16 of them; queries come in groups of MMA_HEADS heads. */
+template <class T> __global__ void __launch_bounds__(THREADS, 1) scores_mma_kernel(const attn_select a)
+{
+    constexpr int CHUNKS = MMA_WIDTH / 8;
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.y;
+    const int n = scored_keys(a, row), at = static_cast<int>(blockIdx.x) * MMA_KEYS, n_head = static_cast<int>(a.n_head);
+    float *out = static_cast<float *>(a.scores.data) + blockIdx.y * a.scores.row;
+    if (at >= n) {
+        for (int i = at + static_cast<int>(threadIdx.x); i < at + MMA_KEYS && i < a.n_scores; i += THREADS)
+            out[i] = -INFINITY;
+        return;
+    }
+    mma_room<T> &m = *reinterpret_cast<mma_room<T> *>(shared_memory());
+    const int32_t *table = a.block_table + a.row_seq[row] * a.table_stride;
+    for (int i = static_cast<int>(threadIdx.x); i < MMA_KEYS * CHUNKS; i += THREADS) {
+        const int k = i / CHUNKS, col = i % CHUNKS * 8, key = at + k < n ? at + k : n - 1;
+        const uint32_t block = static_cast<uint32_t>(key) / a.pool.block_tok;
+        const unsigned char *src =
+            a.pool.data + table[block] * a.pool.block_bytes + (key - block * a.pool.block_tok) * a.pool.row_bytes;
+        bp_cuda::cp_async_16(&m.keys[k][col], src + col * 2, at + k < n);
+    }
+    float score[2][2] = {};
+    for (int h0 = 0; h0 < n_head; h0 += MMA_HEADS) {
+        __syncthreads();
+        for (int i = static_cast<int>(threadIdx.x); i < MMA_HEADS * CHUNKS; i += THREADS) {
+            const int h = i / CHUNKS, col = i % CHUNKS * 8, real = h0 + h < n_head ? h0 + h : 0;
+            bp_cuda::cp_async_16(&m.queries[h][col], row_at(a.q, row, real) + col * 2, h0 + h < n_head);
+        }
+        bp_cuda::cp_async_commit();
+        /* A head that does not exist has products of 0 and weight 0. */
+        if (threadIdx.x < MMA_HEADS) {
+            const int h = h0 + static_cast<int>(threadIdx.x);
+            m.weights[threadIdx.x] = h < n_head ? *(reinterpret_cast<const float *>(row_at(a.w, row, 0)) + h) : 0.0f;
+        }
+        bp_cuda::cp_async_wait<0>();
+        __syncthreads();
+        for (int h = 0; h < MMA_HEADS && h0 + h < n_head; h += 16) add_heads(m, score, h, warp, lane);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float &v = score[i / 2][i % 2];
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) v += __shfl_xor_sync(FULL_WARP, v, step);
+    }
+    if (lane >= 4) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int key = at + warp * 16 + i / 2 * 8 + lane * 2 + i % 2;
+        if (key < n) out[key] = score[i / 2][i % 2] * a.scale;
+        else if (key < a.n_scores) out[key] = -INFINITY;
+    }
 }
 
 /* ---- choice ---- */
@@ -213,6 +313,15 @@ int32_t attn_start_scores(const attn_select *a, void *stream)
     const dim3 grid(static_cast<unsigned>((n + TILE - 1) / TILE), a->n_row);
     const int smem = smem_bytes(static_cast<int>(a->n_head), static_cast<int>(a->width));
     return start(scores_kernel, grid, THREADS, static_cast<size_t>(smem), stream, *a);
+}
+
+int32_t attn_start_scores_mma(const attn_select *a, void *stream)
+{
+    const int64_t n = a->n_scores > static_cast<int64_t>(a->max_kv) ? a->n_scores : static_cast<int64_t>(a->max_kv);
+    const dim3 grid(static_cast<unsigned>((n + MMA_KEYS - 1) / MMA_KEYS), a->n_row);
+    if (a->pool.dtype == BP_DT_F16)
+        return start(scores_mma_kernel<__half>, grid, THREADS, sizeof(mma_room<__half>), stream, *a);
+    return start(scores_mma_kernel<__nv_bfloat16>, grid, THREADS, sizeof(mma_room<__half>), stream, *a);
 }
 
 int32_t attn_start_topk(const attn_select *a, void *stream)

@@ -168,6 +168,8 @@ struct attn_select {
     uint32_t reserved;
 };
 int32_t attn_start_scores(const struct attn_select *a, void *stream);
+/* Needs q and pool of one 16-bit dtype, keys of 128 numbers, rows of q and pool 16-byte aligned. */
+int32_t attn_start_scores_mma(const struct attn_select *a, void *stream);
 int32_t attn_start_topk(const struct attn_select *a, void *stream);
 
 BP_EXTERN_C_END

@@ -25,17 +25,21 @@ constexpr int smem_bytes(int qk, int v)
 }
 static_assert(smem_bytes(ATTN_MAX_HEAD, ATTN_MAX_HEAD) <= BP_CUDA_SMEM_MAX, "queries and one tile of the widest heads");
 
-/* Rows [0, n) of the tile from `src`, the rest zero; `width` numbers, zero up to `full`. */
-__device__ void load_tile(float *dst, int pitch, const attn_rows &t, int64_t first, int head, int n, int rows, int width,
-                          int full)
+/* Rows [0, n) of a tile of ROWS, the rest zero; `width` numbers, zero up to `full`. A warp takes MINE of them. */
+__device__ void load_tile(float *dst, int pitch, const attn_rows &t, int64_t first, int head, int n, int width, int full)
 {
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    for (int r = warp; r < rows; r += WARPS) {
-        float *to = dst + r * pitch;
-        if (r < n) load_row(to, row_at(t, first + r, head), t.dtype, width, lane);
-        for (int i = (r < n ? width : 0) + lane; i < full; i += 32) to[i] = 0.0f;
+    const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) / 32 * MINE;
+    const unsigned char *src[MINE];
+    float *to = dst + row * pitch;
+#pragma unroll
+    for (int r = 0; r < MINE; ++r) src[r] = row + r < n ? row_at(t, first + row + r, head) : nullptr;
+    load_rows(to, pitch, src, t.dtype, width, lane);
+    for (int i = width + lane; i < full; i += 32) {
+#pragma unroll
+        for (int r = 0; r < MINE; ++r) to[r * pitch + i] = 0.0f;
     }
 }
+static_assert(TILE == ROWS, "queries, keys and values come the same way");
 
 /* Scores of MINE queries with the key of this lane; four sums each, because one alone loses digits that show in f32. */
 __device__ void scores_of(float (&s)[MINE], const float *q, int pitch, const float *key, int n)
@@ -70,7 +74,7 @@ template <int DIMS> __global__ void __launch_bounds__(THREADS, 1) prefill_fma_ke
     const int qk = static_cast<int>(a.qk_dim), n_v = static_cast<int>(a.v_dim);
     const int qp = q_pitch(qk), kp = k_pitch(qk, n_v);
     float *q = reinterpret_cast<float *>(shared_memory()), *keys = q + ROWS * qp;
-    load_tile(q, qp, a.q, q0 + first, head, n_q - first, ROWS, qk, qp);
+    load_tile(q, qp, a.q, q0 + first, head, n_q - first, qk, qp);
     int sees[MINE]; /* keys that each query of this warp sees */
     float max[MINE], sum[MINE], acc[MINE][DIMS] = {};
 #pragma unroll
@@ -84,7 +88,7 @@ template <int DIMS> __global__ void __launch_bounds__(THREADS, 1) prefill_fma_ke
     const int end = a.causal != 0 ? n_k - n_q + last : n_k;
     for (int at = 0; at < end; at += TILE) {
         __syncthreads(); /* the queries are there; nobody reads the values before any more */
-        load_tile(keys, kp, a.k, k0 + at, head, n_k - at, TILE, qk, qp);
+        load_tile(keys, kp, a.k, k0 + at, head, n_k - at, qk, qp);
         __syncthreads();
         float p[MINE];
         scores_of(p, q + warp * MINE * qp, qp, keys + lane * kp, qp);
@@ -101,7 +105,7 @@ template <int DIMS> __global__ void __launch_bounds__(THREADS, 1) prefill_fma_ke
         }
         float part[MINE][DIMS] = {}; /* of this tile: one sum over all keys would lose digits */
         __syncthreads(); /* the keys have been read */
-        load_tile(keys, kp, a.v, k0 + at, head, n_k - at, TILE, n_v, n_v);
+        load_tile(keys, kp, a.v, k0 + at, head, n_k - at, n_v, n_v);
         __syncthreads();
         const int n = end - at < TILE ? end - at : TILE;
         for (int k = 0; k < n; ++k) {
