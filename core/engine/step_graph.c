@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_GRAPHS = 16, MAX_ROWS = 64 };
+enum { MAX_GRAPHS = 16, MAX_ROWS = 256 };
 
 struct key {
     uint32_t n_tok, n_items, n_logits, max_kv;

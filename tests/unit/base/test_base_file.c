@@ -95,6 +95,52 @@ START_TEST(write_then_read_and_map)
 }
 END_TEST
 
+/* KiB of a mapping that are in memory; -1 where the system does not tell. */
+static long resident_kib(const void *p)
+{
+    FILE *f = fopen("/proc/self/smaps", "r");
+    char line[512], want[32];
+    long kib = -1;
+    bool here = false;
+    if (f == NULL) return -1;
+    snprintf(want, sizeof want, "%lx-", (unsigned long)(uintptr_t)p);
+    while (kib < 0 && fgets(line, sizeof line, f) != NULL) {
+        if (strncmp(line, want, strlen(want)) == 0) here = true;
+        if (here && strncmp(line, "Rss:", 4) == 0) kib = strtol(line + 4, NULL, 10);
+    }
+    fclose(f);
+    return kib;
+}
+
+/* Dropped pages leave memory, those only partly named stay, and what is read again is the file. */
+START_TEST(map_drop)
+{
+    enum { N = 1 << 20 };
+    static unsigned char bytes[N];
+    struct bpi_map m = {0};
+    for (size_t i = 0; i < N; ++i) bytes[i] = (unsigned char)(i * 7 + i / 251);
+    ck_assert_int_eq(bpi_file_write("drop", bytes, N, &err), BP_OK);
+    ck_assert_int_eq(bpi_map_open("drop", &m, &err), BP_OK);
+    ck_assert_int_eq(memcmp(m.data, bytes, N), 0);
+    const long before = resident_kib(m.data);
+    bpi_map_drop(&m, 1, N - 2);
+    const long after = resident_kib(m.data);
+    if (before >= 0) {
+        ck_assert_int_ge(before, N / 1024);
+        ck_assert_int_gt(after, 0);
+        ck_assert_int_lt(after, before / 2);
+    }
+    ck_assert_int_eq(memcmp(m.data, bytes, N), 0);
+    bpi_map_drop(&m, N - 1, UINT64_MAX);
+    bpi_map_drop(&m, UINT64_MAX, UINT64_MAX);
+    bpi_map_drop(&m, N, 1);
+    bpi_map_drop(&m, 5, 10);
+    ck_assert_int_eq(memcmp(m.data, bytes, N), 0);
+    bpi_map_close(&m);
+    bpi_map_drop(&m, 0, 1);
+}
+END_TEST
+
 START_TEST(empty_file)
 {
     char *data = NULL;
@@ -320,6 +366,7 @@ int main(void)
     tcase_set_timeout(t, 120);
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, write_then_read_and_map);
+    tcase_add_test(t, map_drop);
     tcase_add_test(t, empty_file);
     tcase_add_test(t, read_limit);
     tcase_add_test(t, read_and_map_refuse);
