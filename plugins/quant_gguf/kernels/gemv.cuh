@@ -122,11 +122,12 @@ __device__ __forceinline__ void group(const step<TYPE> &s, const uint32_t (&ones
         }
     }
 }
-/* The groups of a step; what they have used is loaded for the next one at once, so that nearly a whole step is always on
- * its way. next: NULL after the last. */
+/* The groups of a step; what they have used is loaded for the next one at once, so that nearly a whole step is always on its
+ * way. ahead: bytes to the next step, 0 after the last. (A pointer that is NULL after the last does not do: ptxas 13.0.88
+ * puts too few cycles between clearing it with CS2R and testing it, and the kernel reads at 0.) */
 template <uint32_t TYPE, int TILES, int G = 0>
-__device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4], const unsigned char *next, const __nv_bfloat16 *x, int64_t tile_ld,
-                                       int n_tile, float (&acc)[TILES][4], float (&plain)[TILES][4])
+__device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4], const unsigned char *next, int ahead,
+                                       const __nv_bfloat16 *x, int64_t tile_ld, int n_tile, float (&acc)[TILES][4], float (&plain)[TILES][4])
 {
     if constexpr (G < step<TYPE>::GROUPS) {
         const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -135,8 +136,8 @@ __device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4],
         for (int t = 0; t < TILES; ++t)
             v[t] = t < n_tile ? load_x<step<TYPE>::H::SUB16>(x + t * tile_ld, G, lane & 3) : make_uint4(0, 0, 0, 0);
         group<TYPE, TILES, G>(s, ones, v, acc, plain);
-        if (next != nullptr) s.template refill<G>(next, lane);
-        groups<TYPE, TILES, G + 1>(s, ones, next, x, tile_ld, n_tile, acc, plain);
+        if (ahead != 0) s.template refill<G>(next);
+        groups<TYPE, TILES, G + 1>(s, ones, next, ahead, x, tile_ld, n_tile, acc, plain);
     }
 }
 
@@ -148,7 +149,7 @@ __device__ __forceinline__ void run_steps(const args &g, const unsigned char *st
     using S = step<TYPE>;
     if (begin >= end) return;
     const int lane = static_cast<int>(threadIdx.x) & 31;
-    const unsigned char *p = strip + static_cast<int64_t>(begin) * S::BYTES;
+    const unsigned char *p = strip + static_cast<int64_t>(begin) * S::BYTES + lane * 16;
     S now;
     now.begin();
     now.load(p, lane);
@@ -159,11 +160,12 @@ __device__ __forceinline__ void run_steps(const args &g, const unsigned char *st
     const int n_tile = (g.n_col - (lane >> 2) + 7) / 8;
     const __nv_bfloat16 *x = g.x + (lane >> 2) * g.x_ld + static_cast<int64_t>(begin) * S::K;
     for (int at = begin; at < end; at += by) {
-        const unsigned char *next = at + by < end ? p + static_cast<int64_t>(by) * S::BYTES : nullptr;
+        const int ahead = at + by < end ? by * S::BYTES : 0;
         float plain[TILES][4] = {};
         now.open();
-        if (next != nullptr) now.load_scales(next, lane);
-        groups<TYPE, TILES>(now, ones, next, x, 8 * g.x_ld, n_tile, acc, plain);
+        p += ahead;
+        if (ahead != 0) now.load_scales(p, lane);
+        groups<TYPE, TILES>(now, ones, p, ahead, x, 8 * g.x_ld, n_tile, acc, plain);
         if constexpr (S::H::NONE) {
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
@@ -172,7 +174,6 @@ __device__ __forceinline__ void run_steps(const args &g, const unsigned char *st
             }
         }
         x += by * S::K;
-        p = next;
     }
 }
 

@@ -494,27 +494,27 @@ template <uint32_t TYPE> struct step {
         as_bytes = opaque(planes::BYTES);
     }
 
+    /* p: the step, at this lane's first word; lane: its number. */
     __device__ __forceinline__ void load_scales(const unsigned char *p, int lane)
     {
-        const unsigned char *first = p + CODE_BYTES, *second = first + STRIP * H::HB;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int row = (lane >> 2) + 8 * r;
-            h[r].load(first + row * H::HB, second + row * H::HB2);
-        }
+        const int row = lane >> 2;
+        const unsigned char *first = p + (CODE_BYTES + row * H::HB - lane * 16);
+        const unsigned char *second = p + (CODE_BYTES + STRIP * H::HB + row * H::HB2 - lane * 16);
+        h[0].load(first, second);
+        h[1].load(first + 8 * H::HB, second + 8 * H::HB2);
     }
     __device__ __forceinline__ void load(const unsigned char *p, int lane)
     {
 #pragma unroll
-        for (int v = 0; v < NQ; ++v) q[v] = load_stream(p + (v * LANES + lane) * 16);
+        for (int v = 0; v < NQ; ++v) q[v] = load_stream(p + v * LANES * 16);
         load_scales(p, lane);
     }
     /* Loads what no group above G needs. */
-    template <int G, int V = 0> __device__ __forceinline__ void refill(const unsigned char *p, int lane)
+    template <int G, int V = 0> __device__ __forceinline__ void refill(const unsigned char *p)
     {
         if constexpr (V < NQ) {
-            if constexpr (C::template last<V> == G) q[V] = load_stream(p + (V * LANES + lane) * 16);
-            refill<G, V + 1>(p, lane);
+            if constexpr (C::template last<V> == G) q[V] = load_stream(p + V * LANES * 16);
+            refill<G, V + 1>(p);
         }
     }
     __device__ __forceinline__ void open()

@@ -126,7 +126,7 @@ template <uint32_t TYPE> __global__ void __launch_bounds__(THREADS) planes_kerne
     const int64_t strip = o.row / STRIP + item / o.n_steps, at = item % o.n_steps;
     S s;
     s.begin();
-    s.load(o.data + strip * o.pitch + at * S::BYTES, lane);
+    s.load(o.data + strip * o.pitch + at * S::BYTES + lane * 16, lane);
     s.open();
     put_groups<TYPE>(s, o, strip * STRIP, at * S::K, lane);
 }

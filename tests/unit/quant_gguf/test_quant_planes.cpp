@@ -195,7 +195,7 @@ template <uint32_t TYPE> static void check_step(int n_blocks)
     for (int lane = 0; lane < 32; ++lane) {
         step<TYPE> s;
         s.begin();
-        s.load(out.data(), lane);
+        s.load(out.data() + lane * 16, lane);
         s.open();
         check_groups<TYPE>(s, want, lane);
     }
@@ -205,7 +205,7 @@ template <uint32_t TYPE> static void check_step(int n_blocks)
 template <uint32_t TYPE, int G = 0> static void check_refill(step<TYPE> &s, const unsigned char *next, std::vector<int> &n)
 {
     if constexpr (G < step<TYPE>::GROUPS) {
-        s.template refill<G>(next, 0);
+        s.template refill<G>(next);
         for (int v = 0; v < step<TYPE>::NQ; ++v) n[static_cast<size_t>(v)] = s.q[v].x == 0xabababab;
         check_refill<TYPE, G + 1>(s, next, n);
     }
