@@ -51,7 +51,7 @@ struct kit_options {
     uint64_t seed;
     uint32_t stages; /* bits */
     uint32_t timeout_s;
-    bool reference, json, verbose, quick;
+    bool reference, json, verbose, quick, full;
     int32_t gpu;               /* ordinal of the device; -1: ops compute on the CPU */
     const char *device_plugin; /* file that opens it */
     const char *case_part;     /* only cases whose title holds it; NULL: all */

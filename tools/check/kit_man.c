@@ -22,6 +22,8 @@ static const struct {
     {"--budget S", "take no new cases of an interface in a stage after S seconds; a note says how "
                    "many were left out"},
     {"--quick", "a part of the grid of stage 6, for the time while a plugin is written"},
+    {"--full",
+     "also the long cases: 16k and 64k cached tokens, every number of columns; minutes on a CPU"},
     {"--reference", "check the reference backend, which is built in, instead of a file"},
     {"--json", "one JSON object on stdout"},
     {"--list", "print all rules, and what happens otherwise"},

@@ -141,6 +141,8 @@ static int read_line(struct kit_options *o, int argc, char **argv)
             o->verbose = true;
         } else if (strcmp(a, "--quick") == 0) {
             o->quick = true;
+        } else if (strcmp(a, "--full") == 0) {
+            o->full = true;
         } else if (strcmp(a, "--reference") == 0) {
             o->reference = true;
         } else if (strcmp(a, "--list") == 0) {

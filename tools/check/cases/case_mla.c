@@ -3,6 +3,7 @@
  * 65 and 1000 tokens over shuffled blocks, one of them sharing a prefix; empty and padded rows; recycled blocks full of
  * NaN; dense rows and lists. Beside it: case_mla_common.c, case_mla_index.c.
  * SPDX-License-Identifier: MIT */
+#include "cases/case_real.h"
 #include "cases/mla_grid.h"
 
 #include <math.h>
@@ -394,6 +395,7 @@ void case_mla_prefill(struct kit *k)
         prefill_case(s, &op, &d, false, i % 5 == 2);
         mla_case_end(s);
     }
+    case_real_prefill(s, &op);
     mla_op_done(s, &op);
     mla_suite_close(s);
     free(s);
@@ -439,6 +441,7 @@ void case_mla_decode(struct kit *k)
             decode_case(s, &common, &op, &d, i % 5 == 2);
             mla_case_end(s);
         }
+        case_real_decode(s, &common, &op);
         mla_op_done(s, &op);
         kit_drop_op(k, writer_of(s), &common.ref);
     }

@@ -356,6 +356,10 @@ static void dequantize_case(struct bp_case_suite *s, struct bp_case_target *targ
 static const struct dims edge_dims[] = {{1, 1, 1},   {1, 1, 0},    {2, 1, 3},   {3, 3, 2},
                                         {63, 2, 17}, {64, 1, 16},  {65, 2, 33}, {127, 1, 5},
                                         {31, 9, 65}, {130, 3, 129}};
+/* Numbers of columns where kernels change, with odd rows and an odd number of blocks; the long ones with --full. */
+static const struct dims col_dims[] = {{33, 3, 4}, {35, 1, 8}, {37, 3, 9}};
+static const struct dims full_dims[] = {{1, 3, 1},   {129, 3, 2},  {31, 5, 3},   {65, 3, 5},
+                                        {67, 3, 64}, {35, 3, 512}, {515, 13, 1}, {257, 13, 8}};
 static const struct form forms[] = {{1, 0, 0}, {3, 0, 0}, {4, 1, 0}, {1, 1, 0},
                                     {1, 0, 1}, {2, 1, 1}, {2, 0, 2}, {2, 1, 2}};
 static const uint32_t dtypes[][2] = {{BP_DT_F32, BP_DT_F32},
@@ -381,6 +385,18 @@ static void walk_plain(struct bp_case_suite *s, struct bp_case_target *target, u
                                       pair[0],
                                       pair[1],
                                       (uint32_t)((at + d) % BP_FILL_COUNT)};
+        matmul_case(s, target, &m);
+    }
+    for (size_t d = 0; d < KIT_LEN(col_dims) + (s->kit->o->full ? KIT_LEN(full_dims) : 0); ++d) {
+        const uint32_t *pair = dtypes[(at + d) % KIT_LEN(dtypes)];
+        const struct matmul_case m = {types,
+                                      d < KIT_LEN(col_dims) ? &col_dims[d]
+                                                            : &full_dims[d - KIT_LEN(col_dims)],
+                                      &forms[0],
+                                      {0, 0, 0, 0},
+                                      pair[0],
+                                      pair[1],
+                                      d % 3 == 2 ? BP_FILL_NAN_ROW : BP_FILL_NORMAL};
         matmul_case(s, target, &m);
     }
     for (size_t c = 0; c < KIT_LEN(cuts); ++c) {

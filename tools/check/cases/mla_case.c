@@ -121,6 +121,11 @@ void *mla_bytes(struct mla_suite *s, size_t n_bytes, size_t align, const char *n
     exit(2);
 }
 
+void mla_free(void *p)
+{
+    (void)kit_guard_free(p);
+}
+
 void mla_case_end(struct mla_suite *s)
 {
     (void)kit_guard_free_all(s);
@@ -418,7 +423,7 @@ void mla_cache_init(struct mla_suite *s, struct mla_cache *c, const struct bp_kv
         if ((uint32_t)len[q] > c->meta.max_kv) c->meta.max_kv = (uint32_t)len[q];
         total += (uint32_t)len[q];
     }
-    const uint32_t n_block = n_seqs * c->stride + 2;
+    const uint32_t n_block = n_seqs * c->stride + 2 + s->more_blocks;
     int32_t *order = mla_bytes(s, n_block * sizeof *order, 4, "order");
     for (uint32_t i = 0; i < n_block; ++i) { /* inside-out shuffle */
         uint32_t k = (uint32_t)kit_rng_below(&s->rng, i + 1);

@@ -18,6 +18,7 @@ struct mla_suite {
     unsigned n_case, n_declined, n_failed, n_begun, n_stopped;
     const struct bp_tensor *ports; /* of the call at hand */
     uint32_t n_ports;
+    uint32_t more_blocks; /* of the next cache's pool, beyond those that it needs */
     bool failed, has_nan;
 };
 
@@ -49,6 +50,7 @@ void mla_op_done(struct mla_suite *s, const struct mla_op *op);
 
 /* Filled with 0xff: NaN as any float, -1 as any integer. */
 void *mla_bytes(struct mla_suite *s, size_t n_bytes, size_t align, const char *name);
+void mla_free(void *p); /* one of them, before the case ends */
 void mla_case_end(struct mla_suite *s); /* frees the case's buffers */
 
 size_t mla_elem_bytes(uint32_t dtype);
