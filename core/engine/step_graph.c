@@ -222,15 +222,16 @@ static int32_t capture(struct bp_session *s, void **graph, struct bp_error *err)
     return rc;
 }
 
-/* A capture that failed: the step is run without one, and so are all others. */
+/* A capture that failed: the step is run without one, and so are all others. A device slot without graphs declines, which is
+ * no fault. */
 static int32_t give_up(struct bp_session *s, int32_t rc, const struct bp_error *why,
                        struct bp_error *err)
 {
     if (rc == BP_E_DEVICE_LOST || s->graphs->demanded)
-        return bpi_fail(err, rc, "engine", why->where,
+        return bpi_fail(err, rc == BP_DECLINED ? BP_E_UNSUPPORTED : rc, "engine", why->where,
                         "a step could not be captured as a graph: %s", why->msg);
     s->graphs->given_up = true;
-    bpi_logf(&s->log, BPI_LOG_WARN, "engine",
+    bpi_logf(&s->log, rc == BP_DECLINED ? BPI_LOG_INFO : BPI_LOG_WARN, "engine",
              "a step could not be captured as a graph, so none will be: %s", why->msg);
     return bpi_step_forward(s, err);
 }

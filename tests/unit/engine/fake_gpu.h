@@ -60,6 +60,7 @@ static uint32_t gpu_capture[G_TABLES] = {BP_CAPTURE_ANY,  BP_CAPTURE_ANY, BP_CAP
                                          BP_CAPTURE_NONE, BP_CAPTURE_ANY, BP_CAPTURE_ANY,
                                          BP_CAPTURE_ANY};
 static bool gpu_f32_only[G_TABLES];
+static bool gpu_no_graphs;
 static bool gpu_absent; /* the plugin finds no device */
 static uint64_t gpu_free_bytes = UINT64_C(1) << 34;
 static int gpu_lost_in = -1; /* calls until the device is lost */
@@ -409,6 +410,8 @@ static int32_t gpu_graph_begin(void *self, void *stream, struct bp_error *err)
 {
     check_stream(self, stream);
     BP_TRY(gpu_is_lost(err));
+    if (gpu_no_graphs)
+        return bpi_fail(err, BP_DECLINED, "fakegpu", NULL, "this device has no graphs");
     ck_assert_ptr_null(gpu_recording);
     gpu_recording = calloc(1, sizeof *gpu_recording);
     ck_assert_ptr_nonnull(gpu_recording);

@@ -336,6 +336,29 @@ START_TEST(a_capture_that_fails)
 }
 END_TEST
 
+/* A device slot may have none: no fault, unless they were demanded. */
+START_TEST(no_graphs_at_all)
+{
+    gpu_no_graphs = true;
+    n_warnings = 0;
+    struct out a = run_scenario(ZOO("zoo-glm47flash"), eager),
+               b = run_scenario(ZOO("zoo-glm47flash"), graphs);
+    ck_assert_int_eq(n_warnings, 0);
+    ck_assert_uint_eq(a.n, b.n);
+    ck_assert(same_bits(a.v, b.v, (uint32_t)a.n));
+    free(a.v);
+    free(b.v);
+    struct rig r = open_on(ZOO("zoo-glm47flash"), demanded);
+    struct bp_error err = BP_ERROR_INIT;
+    const int32_t ids[1] = {7};
+    struct bp_step_item it = item(0, ids, 1, 1, BP_STEP_DECODE);
+    must(bp_session_step(r.s, &it, 1, &err), &err);
+    ck_assert_int_eq(bp_session_step(r.s, &it, 1, &err), BP_E_UNSUPPORTED);
+    expect(err.msg, "this device has no graphs");
+    rig_close(&r);
+}
+END_TEST
+
 /* ---- what auto chooses ---- */
 
 static struct bp_decisions *explain(const char *path, const char *const *set)
@@ -649,6 +672,7 @@ int main(void)
     tcase_add_test(tc, an_op_on_the_host_is_not_captured);
     tcase_add_test(tc, single_queries_only);
     tcase_add_test(tc, a_capture_that_fails);
+    tcase_add_test(tc, no_graphs_at_all);
     tcase_add_test(tc, auto_takes_the_device_and_bf16);
     tcase_add_test(tc, a_device_that_is_not_there);
     tcase_add_loop_test(tc, one_without_bf16, 0, G_TABLES);
