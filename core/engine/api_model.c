@@ -11,6 +11,8 @@ struct opening {
     const struct bp_callbacks *cb;
     const struct bp_config *cfg;
     bool headers_only;
+    const void *image; /* NULL: a file */
+    uint64_t n_image;
     struct bpi_gguf *g; /* owned until the model takes it over */
 };
 
@@ -62,7 +64,11 @@ static int32_t open_parts(struct opening *o, struct bp_model *m, const struct bp
     BP_TRY(progress(o, 0.0, "header", err));
     BP_TRY(bpi_config_check(o->cfg->c, err));
     bool copy = !o->headers_only && !bpi_config_bool(o->cfg->c, "engine", "mmap");
-    BP_TRY(copy ? bpi_gguf_open_copy(m->path, &o->g, err) : bpi_gguf_open(m->path, &o->g, err));
+    if (o->image != NULL)
+        BP_TRY(bpi_gguf_open_memory(o->image, o->n_image, m->path, &o->g, err));
+    else
+        BP_TRY(copy ? bpi_gguf_open_copy(m->path, &o->g, err)
+                    : bpi_gguf_open(m->path, &o->g, err));
     BP_TRY(progress(o, 0.3, "tokenizer", err));
     BP_TRY(open_tokenizer(o, m, err));
     BP_TRY(progress(o, 0.6, "tensors", err));
@@ -76,35 +82,33 @@ static int32_t open_parts(struct opening *o, struct bp_model *m, const struct bp
     return progress(o, 1.0, "model", err);
 }
 
-static int32_t open_model(const char *path, const struct bp_config *cfg,
-                          const struct bp_callbacks *cb, bool headers_only, struct bp_model **out,
+static int32_t open_model(struct opening *o, const char *path, struct bp_model **out,
                           struct bp_error *err)
 {
     int32_t rc;
     struct bp_config *own = NULL;
-    struct opening o = {.cb = cb, .cfg = cfg, .headers_only = headers_only};
     struct bp_model *m = NULL;
     struct bpi_log log;
     *out = NULL;
     if (path == NULL || path[0] == '\0')
         return bpi_fail(err, BP_E_ARG, "model", NULL, "no model file was named");
-    if (cfg == NULL) {
+    if (o->cfg == NULL) {
         BP_TRY(bp_config_create(&own, err));
-        o.cfg = own;
+        o->cfg = own;
     }
-    log = bpi_engine_log(o.cfg, cb);
+    log = bpi_engine_log(o->cfg, o->cb);
     m = bpi_calloc(1, sizeof *m);
     if (m == NULL || (m->path = bpi_strdup(path)) == NULL) {
         rc = bpi_fail_nomem(err, "model", sizeof *m + strlen(path) + 1);
         goto fail;
     }
     m->log = log;
-    BP_TRY_GOTO(rc, open_parts(&o, m, &log, err), fail);
+    BP_TRY_GOTO(rc, open_parts(o, m, &log, err), fail);
     bp_config_destroy(own);
     *out = m;
     return BP_OK;
 fail:
-    bpi_gguf_close(o.g);
+    bpi_gguf_close(o->g);
     bp_model_close(m);
     bp_config_destroy(own);
     return rc;
@@ -113,14 +117,26 @@ fail:
 int32_t bp_model_open(const char *path, const struct bp_config *cfg, const struct bp_callbacks *cb,
                       struct bp_model **out, struct bp_error *err)
 {
-    return open_model(path, cfg, cb, false, out, err);
+    struct opening o = {.cb = cb, .cfg = cfg};
+    return open_model(&o, path, out, err);
 }
 
 int32_t bp_model_open_headers(const char *path, const struct bp_config *cfg,
                               const struct bp_callbacks *cb, struct bp_model **out,
                               struct bp_error *err)
 {
-    return open_model(path, cfg, cb, true, out, err);
+    struct opening o = {.cb = cb, .cfg = cfg, .headers_only = true};
+    return open_model(&o, path, out, err);
+}
+
+int32_t bp_model_open_image(const void *image, uint64_t n_bytes, const char *label,
+                            const struct bp_config *cfg, const struct bp_callbacks *cb,
+                            struct bp_model **out, struct bp_error *err)
+{
+    struct opening o = {.cb = cb, .cfg = cfg, .image = image, .n_image = n_bytes};
+    *out = NULL;
+    if (image == NULL) return bpi_fail(err, BP_E_ARG, "model", label, "there is no image to open");
+    return open_model(&o, label, out, err);
 }
 
 void bp_model_close(struct bp_model *m)

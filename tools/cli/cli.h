@@ -55,7 +55,8 @@ int32_t cli_feed(struct cli *c, const int32_t *ids, size_t n, size_t step, uint3
                  size_t first_logits, cli_logits_fn fn, void *ctx);
 
 extern const struct cli_command cli_cmd_run, cli_cmd_verify, cli_cmd_tokenize, cli_cmd_detokenize, cli_cmd_inspect,
-    cli_cmd_ppl, cli_cmd_quantize, cli_cmd_config, cli_cmd_plugins, cli_cmd_explain, cli_cmd_ab;
+    cli_cmd_ppl, cli_cmd_quantize, cli_cmd_config, cli_cmd_plugins, cli_cmd_explain, cli_cmd_ab,
+    cli_cmd_bench;
 
 /* cmd_chat.c: `run -i`. */
 int32_t cli_chat(struct cli *c);

@@ -14,6 +14,7 @@
 static const struct cli_command *const commands[] = {
     &cli_cmd_run, &cli_cmd_verify,   &cli_cmd_tokenize, &cli_cmd_detokenize, &cli_cmd_inspect,
     &cli_cmd_ppl, &cli_cmd_quantize, &cli_cmd_config,   &cli_cmd_plugins,    &cli_cmd_explain, &cli_cmd_ab,
+    &cli_cmd_bench,
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

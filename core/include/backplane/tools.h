@@ -516,6 +516,38 @@ struct bp_ab_tap {
 BP_NOPAD(struct bp_ab_tap, pos);
 int32_t bp_ab_tap(const struct bp_ab *ab, uint32_t i, struct bp_ab_tap *out);
 
+/* ---- what `bench` needs: ops without a model, models without a file ---- */
+
+/* Loads plugins and opens engine.device as a session does (auto: CUDA where it answers). cfg outlives the object. */
+struct bp_ops;
+int32_t bp_ops_open(const struct bp_config *cfg, const struct bp_callbacks *cb, struct bp_ops **out, struct bp_error *err);
+void bp_ops_close(struct bp_ops *o); /* NULL accepted */
+/* *out_op (may be NULL): the op of bp.device. Both live as long as the object. */
+const struct bp_device *bp_ops_device(const struct bp_ops *o, struct bp_op_ref *out_op);
+
+struct bp_op_choice {
+    struct bp_hdr h;
+    struct bp_op_ref op;           /* lives as long as the object */
+    const char *provider;
+    uint32_t on_host;              /* 1: computes on the host although the device is another */
+    uint32_t capture, determinism; /* enum bp_capture, enum bp_determinism */
+    uint32_t degraded;
+};
+BP_NOPAD(struct bp_op_choice, degraded);
+/* The provider that [slots] gives a problem of `slot` ("quant", "mla.decode"). Errors: BP_E_CONFIG when nobody serves,
+ * with all reasons. */
+int32_t bp_ops_choose(struct bp_ops *o, const char *slot, const void *problem, struct bp_op_choice *out,
+                      struct bp_error *err);
+
+/* Name and block of a tensor type; BP_E_UNSUPPORTED for numbers without meaning. */
+int32_t bp_block_shape(uint32_t type, const char **out_name, uint32_t *out_elems, uint32_t *out_bytes);
+/* n_elems numbers (whole blocks) as blocks of the type. Errors: BP_E_UNSUPPORTED for types that are only read. */
+int32_t bp_block_encode(uint32_t type, const float *src, uint64_t n_elems, void *dst, struct bp_error *err);
+
+/* As bp_model_open, of a file image in memory, which outlives the model and is read only. label: its name in messages. */
+int32_t bp_model_open_image(const void *image, uint64_t n_bytes, const char *label, const struct bp_config *cfg,
+                            const struct bp_callbacks *cb, struct bp_model **out, struct bp_error *err);
+
 /* ---- the reference backend ---- */
 
 /* Entry function of the reference backend, which is built in and defines right: whoever calls it is a host like the
