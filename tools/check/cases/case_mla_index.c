@@ -3,6 +3,7 @@
  * key, so no layout is known here. A choice may differ from the exact one only where the exact scores are closer to the
  * threshold than the precision in use can tell; such flips are counted and printed. Equal keys leave no such freedom.
  * SPDX-License-Identifier: MIT */
+#include "cases/case_real.h"
 #include "cases/mla_grid.h"
 
 #include <math.h>
@@ -441,6 +442,7 @@ void case_mla_index(struct kit *kit)
         tie_case(s, &op, &d);
         mla_case_end(s);
     }
+    case_real_index(s, &op);
     if (flips != 0)
         kit_note(kit, "bp.mla.index", "%u choices differed below the precision in use", flips);
     mla_op_done(s, &op);

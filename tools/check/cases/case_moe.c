@@ -455,6 +455,14 @@ static void walk_run(struct bp_case_suite *s, struct bp_case_target *target)
             }
         }
     }
+    /* Widths of real layers, more tokens than experts. */
+    static const struct shape wide = {4, 1, 1, 32, 6, 0, 32, 0, 0};
+    static const int64_t many[] = {1, 3, 8, 130};
+    for (size_t t = 0; s->kit->o->full && t < KIT_LEN(many); ++t) {
+        for (size_t k = 0; k < KIT_LEN(mixes); ++k)
+            run_case(s, target, &wide, mixes[k], many[t], x_dtypes[(t + k) % KIT_LEN(x_dtypes)],
+                     false, t == 2 ? BP_FILL_NAN_ROW : BP_FILL_NORMAL);
+    }
 }
 
 void case_moe(struct kit *k)

@@ -9,5 +9,6 @@
 /* Decode; `common` writes the cache on the host. */
 void case_real_decode(struct mla_suite *s, struct mla_op *common, struct mla_op *op);
 void case_real_prefill(struct mla_suite *s, struct mla_op *op);
+void case_real_index(struct mla_suite *s, struct mla_op *op);
 
 #endif
