@@ -66,11 +66,26 @@ const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_b
     return NULL;
 }
 
+/* Steps that the busiest multiprocessor waits for, where a block costs two more to begin and to end. */
+static int64_t cost_of(int64_t n_strips, int64_t n_steps, int64_t n_sm, int64_t warps, int pair)
+{
+    const int64_t per = PLAN_WARPS / warps / (pair != 0 ? 2 : 1),
+                  blocks = (n_strips + per - 1) / per;
+    return (blocks + n_sm - 1) / n_sm * ((n_steps + warps - 1) / warps + 2);
+}
+
 struct plan_split plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, int silu)
 {
     struct plan_split s = {PLAN_WARPS, 1};
     if (silu != 0) s.warps /= 2; /* a block holds a strip of either weight */
     while (s.warps > 1 && (int64_t)s.warps > n_steps) s.warps /= 2;
+    /* Longer ways for fewer warps, as long as there are enough of them to keep memory busy. */
+    for (int64_t w = s.warps / 2; w >= 1; w /= 2) {
+        if (n_strips * w * (silu != 0 ? 2 : 1) < (int64_t)n_sm * 12) break;
+        if (cost_of(n_strips, n_steps, n_sm, w, silu) <
+            cost_of(n_strips, n_steps, n_sm, s.warps, silu))
+            s.warps = (uint32_t)w;
+    }
     const int64_t per = PLAN_WARPS / s.warps / (silu != 0 ? 2 : 1),
                   units = (n_strips + per - 1) / per;
     /* More blocks only where they would leave multiprocessors idle, and each warp still has a step. */

@@ -239,7 +239,7 @@ template <class F> __device__ __forceinline__ void finish(const args &g, int uni
 /* As many blocks as leave enough registers. */
 constexpr bool is_large(uint32_t type)
 {
-    return type == BP_GGUF_Q8_0 || type == BP_GGUF_Q4_1 || type == BP_GGUF_Q5_1 || type == BP_GGUF_IQ4_XS || type == BP_GGUF_NVFP4;
+    return type == BP_GGUF_Q8_0 || type == BP_GGUF_Q5_K || type == BP_GGUF_Q6_K || type == BP_GGUF_Q4_1 || type == BP_GGUF_Q5_1 || type == BP_GGUF_IQ4_XS || type == BP_GGUF_NVFP4;
 }
 template <uint32_t TYPE, int TILES> constexpr int blocks_per_sm()
 {

@@ -110,6 +110,9 @@ START_TEST(strips_are_shared_where_blocks_would_be_few)
     struct plan_split s = plan_gemv(256, 56, 132, 0); /* 4096 x 14336 */
     ck_assert_uint_eq(s.warps, 8);
     ck_assert_uint_eq(s.splits, 1);
+    s = plan_gemv(896, 16, 132, 0); /* 14336 x 4096: two steps would be a short way */
+    ck_assert_uint_eq(s.warps, 2);
+    ck_assert_uint_eq(s.splits, 1);
     s = plan_gemv(36, 28, 132, 0); /* 576 x 7168 */
     ck_assert_uint_eq(s.warps, 8);
     ck_assert_uint_gt(s.splits, 1);
