@@ -141,11 +141,36 @@ int32_t bench_all(struct bench *b, struct bp_error *err);
 
 /* ---- whole models ---- */
 
+/* Weights by how a step reads them. */
+struct bench_cost {
+    double bytes, elems, expert_bytes, expert_elems, head_bytes, head_elems;
+    uint32_t used, experts;
+};
+void bench_cost_add(struct bench_cost *c, const char *name, uint64_t n_bytes, uint64_t n_elems);
+/* Of a step of n_tok tokens, n_head of them with logits. */
+void bench_cost_of(const struct bench_cost *c, double n_tok, double n_head, double *bytes, double *flops);
+int32_t bench_cost_file(const char *path, uint32_t n_layer, struct bench_cost *c, struct bp_error *err);
+
+struct bench_run {
+    uint32_t prefill, decode, seqs; /* tokens of the prompt, decode steps, sequences in one step */
+    double seconds;
+    bool (*stopped)(void);
+    uint32_t n_ids;
+};
+struct bench_times { /* medians */
+    double prefill_us;             /* the whole prompt of one sequence */
+    double decode_us, layers_us;   /* a step of all sequences with and without logits */
+    uint32_t prefill_samples, decode_samples, layers_samples;
+};
+int32_t bench_run_session(struct bp_session *s, uint32_t n_vocab, struct bench_run *r, struct bench_times *out,
+                          struct bp_error *err);
+
 /* A GGUF of random weights in memory. */
 struct bench_image {
     const void *bytes;
     uint64_t n;
     void *priv;
+    struct bench_cost cost;
 };
 struct bench_shape {
     const char *name; /* "glm-5", "deepseek-v3", "tiny" */

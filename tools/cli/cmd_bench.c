@@ -1,8 +1,7 @@
 /* cmd_bench.c - `backplane bench`: ops beside the device's ceilings of the same run; whole models in tokens per second.
  * Not here: what is measured and how (tools/bench). SPDX-License-Identifier: MIT */
-#include "cli.h"
+#include "bench_cli.h"
 
-#include <bench.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,20 +18,13 @@ static const struct cli_option options[] = {
     {"seconds", 0,  CLI_FLOAT,  "S", "3", NULL, 0.01, 3600, "A row stops taking samples after this time, but takes three."},
     {"shape",   0,  CLI_TEXT,   "NAME", NULL, NULL, 0, 0,
      "A model of random weights instead of a file: glm-5, deepseek-v3 or tiny."},
-    {"layers",  0,  CLI_INT,    "N", "4", NULL, 1, 128, "With --shape: how many layers, one of them dense if there are two."},
+    {"layers",  0,  CLI_INT,    "N", "4", NULL, 3, 128, "With --shape: how many layers, the first of them dense."},
     {"type",    0,  CLI_TEXT,   "TYPE", "Q4_K", NULL, 0, 0, "With --shape: the type of the large matrices."},
     {"prefill", 0,  CLI_INT,    "N", "512", NULL, 1, 1048576, "With --shape or -m: tokens of the prompt."},
     {"decode",  'n', CLI_INT,   "N", "32", NULL, 2, 1048576, "With --shape or -m: decode steps."},
     {"seqs",    0,  CLI_INT,    "N", "1", NULL, 1, 1024, "With --shape or -m: sequences that decode at once."},
 };
 // clang-format on
-
-struct bench_print {
-    struct cli *c;
-    json_t *rows; /* NULL without --json */
-    char op[24];  /* of the last row of the table */
-    bool begun;
-};
 
 static void put_rate(json_t *o, const char *key, double v)
 {
@@ -86,7 +78,7 @@ static void print_row(struct bench_print *p, const struct bench_row *r)
         printf("%6.1f %s%s\n", r->roof_pct, r->roof, r->cached ? ", cached" : "");
 }
 
-static int32_t on_row(void *ctx, const struct bench_row *r)
+int32_t bench_print_row(void *ctx, const struct bench_row *r)
 {
     struct bench_print *p = ctx;
     if (p->rows != NULL)
@@ -115,24 +107,27 @@ static int32_t read_sizes(struct cli *c, bool on_host, bool *small)
     return cli_fail(&c->err, BP_E_ARG, "--sizes", "'%.40s' is none of auto, full, small", word);
 }
 
-static int32_t run_ops(struct cli *c, struct bench *b, struct bench_options *o)
+static int32_t run_bench(struct cli *c, struct bench *b, struct bench_print *p,
+                         struct bench_options *o)
 {
     static const struct bp_callbacks cb = {.h = BP_HDR(struct bp_callbacks, progress),
                                            .log = term_log};
+    const bool model = cli_given(&c->line, "model") || cli_given(&c->line, "shape");
     BP_TRY(bench_open(b, o, c->config, &cb, &c->err));
     BP_TRY(read_sizes(c, b->on_host, &o->small));
     if (!c->json) printf("%s\n", b->dev->name);
-    BP_TRY(bench_all(b, &c->err));
-    if (!c->json) return BP_OK;
-    json_t *ceilings = json_object();
-    put_rate(ceilings, "copy_gb_s", b->copy_gb_s);
-    put_rate(ceilings, "matmul_tflop_s", b->mm_tflop_s);
-    json_object_set_new(c->out, "device", device_json(b->dev));
-    json_object_set_new(c->out, "ceilings", ceilings);
-    return BP_OK;
+    BP_TRY(model ? bench_ceilings(b, &c->err) : bench_all(b, &c->err));
+    if (c->json) {
+        json_t *ceilings = json_object();
+        put_rate(ceilings, "copy_gb_s", b->copy_gb_s);
+        put_rate(ceilings, "matmul_tflop_s", b->mm_tflop_s);
+        json_object_set_new(c->out, "device", device_json(b->dev));
+        json_object_set_new(c->out, "ceilings", ceilings);
+    }
+    return model ? bench_models(c, b, p) : BP_OK;
 }
 
-static int32_t bench_ops_command(struct cli *c)
+static int32_t cmd_bench(struct cli *c)
 {
     struct bench_print p = {.c = c, .rows = c->json ? json_array() : NULL};
     struct bench_options o = {.op = cli_text(&c->line, "op"),
@@ -140,24 +135,24 @@ static int32_t bench_ops_command(struct cli *c)
                               .samples = (uint32_t)cli_int(&c->line, "samples"),
                               .seconds = cli_float(&c->line, "seconds"),
                               .stopped = term_stopped,
-                              .row = on_row,
+                              .row = bench_print_row,
                               .ctx = &p};
     struct bench b = {0};
-    c->computing = true;
-    int32_t rc = run_ops(c, &b, &o);
+    int32_t rc = BP_OK;
+    if (cli_given(&c->line, "model") && cli_given(&c->line, "shape"))
+        rc = cli_fail(&c->err, BP_E_ARG, "--shape", "a file and a shape cannot both be measured");
+    else if (cli_given(&c->line, "op") &&
+             (cli_given(&c->line, "model") || cli_given(&c->line, "shape")))
+        rc = cli_fail(&c->err, BP_E_ARG, "--op", "ops are measured without a model");
+    if (rc == BP_OK) rc = cli_open_config(c);
+    c->computing = rc == BP_OK;
+    if (rc == BP_OK) rc = run_bench(c, &b, &p, &o);
     bench_close(&b);
     if (rc == BP_OK && c->json)
         json_object_set_new(c->out, "rows", p.rows);
     else
         json_decref(p.rows);
     return rc;
-}
-
-static int32_t cmd_bench(struct cli *c)
-{
-    BP_TRY(cli_open_config(c));
-    if (!cli_given(&c->line, "model") && !cli_given(&c->line, "shape")) return bench_ops_command(c);
-    return cli_fail(&c->err, BP_E_UNSUPPORTED, "bench", "models are not measured yet");
 }
 
 const struct cli_command cli_cmd_bench = {
@@ -174,10 +169,19 @@ const struct cli_command cli_cmd_bench = {
         "data fits the device's cache, which is said. Weights take turns such that together they "
         "exceed that cache. On a GPU time is taken between two events of the device, around many "
         "calls replayed as one graph; on the host by the clock.\n\n"
+        "With -m or --shape: a session. model.prefill is the prompt of one sequence, model.decode "
+        "a "
+        "step of all, model.layers the same step without logits, model.head the difference; all by "
+        "the clock, the host's part included. A shape is a model of random weights, valid blocks "
+        "that repeat and take no host memory; two smaller models tell what a dense and an MoE "
+        "layer "
+        "take, and from these the whole model is estimated. The cache's bytes are not counted.\n\n"
         "An op that nobody serves on the device is a row with the reason instead of numbers.\n\n"
         "JSON: device, ceilings {copy_gb_s, matmul_tflop_s}, rows[] {op, what, provider, us, "
         "us_min, us_max, bytes, flops, gb_s, tflop_s, roof_pct, roof, samples, calls, graph, "
-        "cached, note}.",
+        "cached, note}; with a model also model {prefill_tok_s, decode_tok_s, prefill, seqs}, "
+        "backends, and with --shape estimate {layers, decode_us, prefill_us, decode_tok_s, "
+        "prefill_tok_s}.",
     .options = options,
     .n_options = sizeof options / sizeof options[0],
     .run = cmd_bench,
