@@ -1,9 +1,9 @@
 /* decode_mma.cu - the decode kernel on tensor cores: 16-bit cache and activations of one dtype, 512 latents and 64 rotated
  * numbers, which is what every large model has.
- * A block of eight warps takes 16 heads of an item. Cached rows come by cp.async, TILE keys at a time into one of two
+ * A block of eight warps takes 16 heads of an item, or 32 where there are more (M = 1 or 2 tiles of heads). Cached rows come by cp.async, TILE keys at a time into one of two
  * stages; a row serves as key and, its first 512 numbers, as value. Scores: a warp multiplies a quarter of the width with
  * half of the keys, its part of the queries stays in registers; the four quarters are added in shared memory. Softmax: a
- * warp owns two heads. Values: a warp owns 64 latents.
+ * warp owns 2 M heads. Values: a warp owns 64 latents.
  * Numeric: products of 16-bit numbers (weights rounded to them), f32 sums, softmax in base 2 with the running maximum; an
  * order of sums that depends on the row's keys and its number of parts only. Keys past the end and skipped entries are zero
  * rows of weight zero: nothing of what lies there is read. SPDX-License-Identifier: MIT */
@@ -14,7 +14,7 @@
 namespace
 {
 
-constexpr int WARPS = 8, THREADS = WARPS * 32, HEADS = ATTN_HEAD_BLOCK, TILE = 32;
+constexpr int WARPS = 8, THREADS = WARPS * 32, TILE = 32;
 constexpr int LATENT = 512, WIDTH = 576, SLICES = 4, STEPS = WIDTH / SLICES / 16;
 constexpr int PITCH = WIDTH + 8;     /* an odd number of 16 bytes: eight rows meet all banks */
 constexpr int PART_PITCH = TILE + 8; /* of partial scores, and of weights */
@@ -22,15 +22,23 @@ constexpr int MINE = LATENT / WARPS / 8; /* tiles of eight latents of a warp */
 constexpr int CHUNKS = WIDTH / 8;        /* copies of 16 bytes in a row */
 static_assert(WIDTH % (SLICES * 16) == 0 && TILE * CHUNKS % THREADS == 0 && TILE == 32, "the split of work");
 
-template <class T> struct room {
+template <class T, int M> struct room {
+    static constexpr int HEADS = 16 * M;
     T keys[2][TILE][PITCH];
     float parts[SLICES][HEADS][PART_PITCH];
     T weights[HEADS][PART_PITCH];
     float shrink[HEADS], inv[HEADS];
     int64_t at[3][TILE]; /* where a tile's rows lie in the pool, -1: nowhere */
 };
-static_assert(sizeof(room<__half>) <= BP_CUDA_SMEM_MAX, "one block on every chip");
-static_assert(2 * (sizeof(room<__half>) + 1024) <= 233472, "two blocks on sm_90");
+static_assert(sizeof(room<__half, 2>) <= BP_CUDA_SMEM_MAX, "one block on every chip");
+static_assert(2 * (sizeof(room<__half, 1>) + 1024) <= 233472, "two blocks of one tile on sm_90");
+
+/* Blocks on a multiprocessor, which limits registers: sm_120 has shared memory for one only. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int MOST_BLOCKS = 1;
+#else
+constexpr int MOST_BLOCKS = 2;
+#endif
 
 /* Where key `at` lies; -1 past the end and for skipped entries. */
 __device__ __forceinline__ int64_t key_offset(const attn_decode &a, const row_keys &k, int32_t at, int32_t end)
@@ -53,8 +61,7 @@ __device__ __forceinline__ void copy_tile(const attn_decode &a, T (&keys)[TILE][
     bp_cuda::cp_async_commit();
 }
 
-/* The warp's slice of 16 queries as fragments; heads that do not exist are zero. */
-template <class T>
+/* The warp's slice of the queries of 16 heads as fragments; heads that do not exist are zero. */
 __device__ __forceinline__ void load_queries(uint32_t (&q)[STEPS][4], const attn_decode &a, int32_t row, int head0, int slice,
                                              int lane)
 {
@@ -71,39 +78,45 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[STEPS][4], const attn
     }
 }
 
-/* Partial scores of 16 heads and 16 keys over the warp's slice. */
-template <class T>
-__device__ __forceinline__ void partial_scores(room<T> &r, const uint32_t (&q)[STEPS][4], int stage, int slice, int half,
+/* Partial scores of all heads and 16 keys over the warp's slice. */
+template <class T, int M>
+__device__ __forceinline__ void partial_scores(room<T, M> &r, const uint32_t (&q)[M][STEPS][4], int stage, int slice, int half,
                                                int lane)
 {
-    float s[2][4] = {};
+    float s[M][2][4] = {};
     const T *key = &r.keys[stage][half * 16 + lane / 16 * 8 + lane % 8][slice * STEPS * 16 + lane / 8 % 2 * 8];
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) {
         uint32_t b[4];
         bp_cuda::ldmatrix_x4(b, key + i * 16);
-        bp_cuda::mma<T>(s[0], q[i], b[0], b[1]);
-        bp_cuda::mma<T>(s[1], q[i], b[2], b[3]);
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+            bp_cuda::mma<T>(s[m][0], q[m][i], b[0], b[1]);
+            bp_cuda::mma<T>(s[m][1], q[m][i], b[2], b[3]);
+        }
     }
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-        const int col = half * 16 + n * 8 + lane % 4 * 2;
-        *reinterpret_cast<float2 *>(&r.parts[slice][lane / 4][col]) = make_float2(s[n][0], s[n][1]);
-        *reinterpret_cast<float2 *>(&r.parts[slice][lane / 4 + 8][col]) = make_float2(s[n][2], s[n][3]);
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const int head = m * 16 + lane / 4, col = half * 16 + n * 8 + lane % 4 * 2;
+            *reinterpret_cast<float2 *>(&r.parts[slice][head][col]) = make_float2(s[m][n][0], s[m][n][1]);
+            *reinterpret_cast<float2 *>(&r.parts[slice][head + 8][col]) = make_float2(s[m][n][2], s[m][n][3]);
+        }
     }
 }
 
-/* What a half warp keeps of its head: the maximum, and this lane's share of the sum. */
+/* What a half warp keeps of a head: the maximum, and this lane's share of the sum. */
 struct running {
     float max, sum;
 };
 
 /* Half a warp a head, two keys a lane. */
-template <class T>
-__device__ __forceinline__ void softmax_step(room<T> &r, running *own, const int64_t (&at)[TILE], float scale, int warp,
+template <class T, int M>
+__device__ __forceinline__ void softmax_step(room<T, M> &r, running *own, const int64_t (&at)[TILE], float scale, int head,
                                              int lane)
 {
-    const int head = warp * 2 + lane / 16, key = lane % 16 * 2;
+    const int key = lane % 16 * 2;
     float2 s = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (int i = 0; i < SLICES; ++i) {
@@ -124,22 +137,30 @@ __device__ __forceinline__ void softmax_step(room<T> &r, running *own, const int
 }
 
 /* acc = shrink * acc + weights * values over the warp's latents. */
-template <class T>
-__device__ __forceinline__ void add_values(room<T> &r, float (&acc)[MINE][4], int stage, int warp, int lane)
+template <class T, int M>
+__device__ __forceinline__ void add_values(room<T, M> &r, float (&acc)[M][MINE][4], int stage, int warp, int lane)
 {
-    const float lo = r.shrink[lane / 4], hi = r.shrink[lane / 4 + 8];
 #pragma unroll
-    for (int n = 0; n < MINE; ++n) acc[n][0] *= lo, acc[n][1] *= lo, acc[n][2] *= hi, acc[n][3] *= hi;
+    for (int m = 0; m < M; ++m) {
+        const float lo = r.shrink[m * 16 + lane / 4], hi = r.shrink[m * 16 + lane / 4 + 8];
+#pragma unroll
+        for (int n = 0; n < MINE; ++n)
+            acc[m][n][0] *= lo, acc[m][n][1] *= lo, acc[m][n][2] *= hi, acc[m][n][3] *= hi;
+    }
 #pragma unroll
     for (int k = 0; k < TILE; k += 16) {
-        uint32_t p[4];
-        bp_cuda::ldmatrix_x4(p, &r.weights[lane % 16][k + lane / 16 * 8]);
+        uint32_t p[M][4];
+#pragma unroll
+        for (int m = 0; m < M; ++m) bp_cuda::ldmatrix_x4(p[m], &r.weights[m * 16 + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
         for (int n = 0; n < MINE; n += 2) {
             uint32_t b[4];
             bp_cuda::ldmatrix_x4_trans(b, &r.keys[stage][k + lane % 16][warp * MINE * 8 + n * 8 + lane / 16 * 8]);
-            bp_cuda::mma<T>(acc[n], p, b[0], b[1]);
-            bp_cuda::mma<T>(acc[n + 1], p, b[2], b[3]);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                bp_cuda::mma<T>(acc[m][n], p[m], b[0], b[1]);
+                bp_cuda::mma<T>(acc[m][n + 1], p[m], b[2], b[3]);
+            }
         }
     }
 }
@@ -155,35 +176,39 @@ __device__ __forceinline__ void store_pair(const attn_decode &a, const attn_item
         *reinterpret_cast<float2 *>(part_row(a, item.part, head) + col) = make_float2(x, y);
 }
 
-template <class T>
-__device__ __forceinline__ void store(room<T> &r, const attn_decode &a, const attn_item &item, const running &own,
-                                      const float (&acc)[MINE][4], int head0, int warp, int lane)
+template <class T, int M>
+__device__ __forceinline__ void store(room<T, M> &r, const attn_decode &a, const attn_item &item, const running (&own)[M],
+                                      const float (&acc)[M][MINE][4], int head0, int warp, int lane)
 {
-    const int mine = head0 + warp * 2 + lane / 16;
-    const float sum = bp_cuda::warp_sum<16>(own.sum), lse = lse_of(own.max * LN_2, sum);
-    if (lane % 16 == 0) {
-        r.inv[warp * 2 + lane / 16] = sum == 0.0f ? 0.0f : 1.0f / sum;
-        if (mine < static_cast<int>(a.n_head)) {
-            if (item.n_split > 1) a.part_lse[static_cast<int64_t>(item.part) * a.n_head + mine] = lse;
-            else if (a.lse.data != nullptr)
-                *reinterpret_cast<float *>(row_at(a.lse, item.row, mine)) = lse;
-        }
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        const int mine = m * 16 + warp * 2 + lane / 16, head = head0 + mine;
+        const float sum = bp_cuda::warp_sum<16>(own[m].sum), lse = lse_of(own[m].max * LN_2, sum);
+        if (lane % 16 != 0) continue;
+        r.inv[mine] = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if (head >= static_cast<int>(a.n_head)) continue;
+        if (item.n_split > 1) a.part_lse[static_cast<int64_t>(item.part) * a.n_head + head] = lse;
+        else if (a.lse.data != nullptr) *reinterpret_cast<float *>(row_at(a.lse, item.row, head)) = lse;
     }
     __syncthreads();
-    const int g = lane / 4;
-    const float lo = r.inv[g], hi = r.inv[g + 8];
 #pragma unroll
-    for (int n = 0; n < MINE; ++n) {
-        const int col = warp * MINE * 8 + n * 8 + lane % 4 * 2;
-        store_pair<T>(a, item, head0 + g, col, acc[n][0] * lo, acc[n][1] * lo);
-        store_pair<T>(a, item, head0 + g + 8, col, acc[n][2] * hi, acc[n][3] * hi);
+    for (int m = 0; m < M; ++m) {
+        const int g = m * 16 + lane / 4;
+        const float lo = r.inv[g], hi = r.inv[g + 8];
+#pragma unroll
+        for (int n = 0; n < MINE; ++n) {
+            const int col = warp * MINE * 8 + n * 8 + lane % 4 * 2;
+            store_pair<T>(a, item, head0 + g, col, acc[m][n][0] * lo, acc[m][n][1] * lo);
+            store_pair<T>(a, item, head0 + g + 8, col, acc[m][n][2] * hi, acc[m][n][3] * hi);
+        }
     }
 }
 
-template <class T> __global__ void __launch_bounds__(THREADS, 2) decode_mma_kernel(const attn_decode a)
+template <class T, int M> __global__ void __launch_bounds__(THREADS, M == 1 ? MOST_BLOCKS : 1) decode_mma_kernel(const attn_decode a)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     /* Blocks of one item's heads stand side by side, so that its keys are read from memory once. */
+    constexpr int HEADS = room<T, M>::HEADS;
     const uint32_t n_block = (a.n_head + HEADS - 1) / HEADS, number = blockIdx.x / n_block;
     if (number >= a.plan->n_item) return;
     const attn_item item = a.items[number];
@@ -192,15 +217,18 @@ template <class T> __global__ void __launch_bounds__(THREADS, 2) decode_mma_kern
     const int32_t each = part_keys(keys.n, item.n_split), begin = item.split * each;
     const int32_t end = begin + each < keys.n ? begin + each : keys.n;
     if (item.split > 0 && begin >= end) return; /* the combining kernel counts the parts that are not empty */
-    room<T> &r = *reinterpret_cast<room<T> *>(shared_memory());
+    room<T, M> &r = *reinterpret_cast<room<T, M> *>(shared_memory());
     const float scale = a.scale * LOG2_E;
     if (warp < 2) r.at[warp][lane] = key_offset(a, keys, begin + warp * TILE + lane, end);
     __syncthreads();
     copy_tile(a, r.keys[0], r.at[0]);
-    uint32_t q[STEPS][4];
-    load_queries<T>(q, a, item.row, head0, slice, lane);
-    float acc[MINE][4] = {};
-    running own = {-INFINITY, 0.0f};
+    uint32_t q[M][STEPS][4];
+#pragma unroll
+    for (int m = 0; m < M; ++m) load_queries(q[m], a, item.row, head0 + m * 16, slice, lane);
+    float acc[M][MINE][4] = {};
+    running own[M];
+#pragma unroll
+    for (int m = 0; m < M; ++m) own[m] = {-INFINITY, 0.0f};
     int here = 0, next = 1, after = 2; /* places of this tile's rows, the next one's, the one's after that */
     for (int32_t at = begin, stage = 0; at < end; at += TILE, stage ^= 1) {
         bp_cuda::cp_async_wait<0>();
@@ -210,7 +238,8 @@ template <class T> __global__ void __launch_bounds__(THREADS, 2) decode_mma_kern
         if (warp == 0) offset = key_offset(a, keys, at + 2 * TILE + lane, end);
         partial_scores(r, q, stage, slice, half, lane);
         __syncthreads();
-        softmax_step(r, &own, r.at[here], scale, warp, lane);
+#pragma unroll
+        for (int m = 0; m < M; ++m) softmax_step(r, &own[m], r.at[here], scale, m * 16 + warp * 2 + lane / 16, lane);
         __syncthreads();
         if (warp == 0) r.at[after][lane] = offset;
         add_values(r, acc, stage, warp, lane);
@@ -223,12 +252,21 @@ template <class T> __global__ void __launch_bounds__(THREADS, 2) decode_mma_kern
     store(r, a, item, own, acc, head0, warp, lane);
 }
 
+template <class T, int M> int32_t start_decode(const attn_decode *a, void *stream)
+{
+    constexpr uint32_t HEADS = room<T, M>::HEADS;
+    const dim3 grid((a->n_head + HEADS - 1) / HEADS * a->n_item);
+    return start(decode_mma_kernel<T, M>, grid, THREADS, sizeof(room<T, M>), stream, *a);
+}
+
+template <class T> int32_t choose_heads(const attn_decode *a, void *stream)
+{
+    return a->n_head <= 16 ? start_decode<T, 1>(a, stream) : start_decode<T, 2>(a, stream);
+}
+
 } // namespace
 
 int32_t attn_start_decode_mma(const attn_decode *a, void *stream)
 {
-    const dim3 grid((a->n_head + HEADS - 1) / HEADS * a->n_item);
-    if (a->pool.dtype == BP_DT_F16)
-        return start(decode_mma_kernel<__half>, grid, THREADS, sizeof(room<__half>), stream, *a);
-    return start(decode_mma_kernel<__nv_bfloat16>, grid, THREADS, sizeof(room<__nv_bfloat16>), stream, *a);
+    return a->pool.dtype == BP_DT_F16 ? choose_heads<__half>(a, stream) : choose_heads<__nv_bfloat16>(a, stream);
 }

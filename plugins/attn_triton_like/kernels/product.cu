@@ -27,7 +27,7 @@ __device__ void load_x(float (&part)[TOK][PART], const attn_product &a, int64_t 
 }
 
 /* y = W x: a warp takes ROWS rows of W, its lanes run along them. */
-template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS) plain_kernel(const attn_product a)
+template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS, 2) plain_kernel(const attn_product a)
 {
     __shared__ float part[TOK][PART];
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -66,7 +66,7 @@ template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS) 
 }
 
 /* y = W^T x: COLUMNS threads side by side take VEC outputs each, the others of the block every sixteenth row of W. */
-template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS) transposed_kernel(const attn_product a)
+template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS, 2) transposed_kernel(const attn_product a)
 {
     constexpr int GROUPS = THREADS / COLUMNS, WIDTH = COLUMNS * VEC;
     __shared__ float part[TOK][PART];
