@@ -186,19 +186,6 @@ static uint64_t guard_elems(const struct bp_session *s)
     return (uint64_t)s->n_moe * s->step.n_tok * s->hp->n_expert_used;
 }
 
-/* The wait of a step. What a kernel did wrong comes to light here, long after its launch. */
-static int32_t wait_for_step(struct bp_session *s, struct bp_error *err)
-{
-    struct bp_error why = BP_ERROR_INIT;
-    int32_t rc = bpi_session_sync(s, &why);
-    if (rc == BP_OK) return BP_OK;
-    return bpi_fail(err, rc, "engine", why.where, "%.380s%s", why.msg,
-                    s->device.kind == BP_DEV_CUDA
-                        ? "; some op before this is to blame: CUDA_LAUNCH_BLOCKING=1 in the "
-                          "environment and engine.graph = off make the error name it"
-                        : "");
-}
-
 /* One wait a step: logits and what the guard looks at come over together. */
 int32_t bpi_step_finish(struct bp_session *s, struct bp_error *err)
 {
@@ -212,7 +199,7 @@ int32_t bpi_step_finish(struct bp_session *s, struct bp_error *err)
     if (s->guard_host != NULL)
         BP_TRY(bpi_session_copy(s, s->guard_host, s->moe_w, guard_elems(s) * sizeof(float),
                                 BP_COPY_D2H, err));
-    BP_TRY(wait_for_step(s, err));
+    BP_TRY(bpi_session_sync(s, err));
     return bpi_tap_emit(s, BPI_TAP_LOGITS, -1, &y, err);
 }
 
@@ -336,15 +323,29 @@ static int32_t check_device(const struct bp_session *s, struct bp_error *err)
                     s->lost.msg);
 }
 
+/* On a device a fault comes to light at some later call, so that the one that tells it is not the one to blame. */
+static void tell_lost(struct bp_session *s, struct bp_error *err)
+{
+    const struct bp_error told = *err;
+    bpi_error_clear(err);
+    bpi_fail(err, BP_E_DEVICE_LOST, told.domain, told.where, "%.370s%s", told.msg,
+             s->device.kind == BP_DEV_CUDA
+                 ? "; an op before it may be to blame: CUDA_LAUNCH_BLOCKING=1 in the environment "
+                   "and engine.graph = off make the error name it"
+                 : "");
+    err->native = told.native;
+    s->lost = told;
+}
+
 /* Nothing may still read the staging when the next step fills it. */
-static void after_failure(struct bp_session *s, int32_t rc, const struct bp_error *why)
+static void after_failure(struct bp_session *s, int32_t rc, struct bp_error *err)
 {
     struct bp_error ignored = BP_ERROR_INIT;
-    if (rc == BP_E_DEVICE_LOST) {
-        if (s->lost.code == BP_OK && why != NULL) s->lost = *why;
+    if (rc != BP_E_DEVICE_LOST) {
+        if (s->stream != NULL) (void)bpi_session_sync(s, &ignored);
+    } else if (s->lost.code == BP_OK) {
+        if (err != NULL) tell_lost(s, err);
         s->lost.code = rc;
-    } else if (s->stream != NULL) {
-        (void)bpi_session_sync(s, &ignored);
     }
 }
 

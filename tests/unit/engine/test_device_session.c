@@ -627,6 +627,7 @@ START_TEST(lost_at_any_call)
             ck_assert_int_eq(rc, BP_E_DEVICE_LOST);
             expect(err.msg, "the card fell off the bus");
             expect(err.msg, "fakegpu");
+            expect(err.msg, "CUDA_LAUNCH_BLOCKING=1");
             ck_assert_int_eq(bp_session_step(r.s, &it, 1, &again), BP_E_DEVICE_LOST);
             expect(again.msg, "in an earlier step");
             expect(again.msg, "the card fell off the bus");
