@@ -30,7 +30,7 @@ def rules(value):
 
 class Sound(unittest.TestCase):
     def test_the_sound_one_passes_every_stage(self):
-        r = report("sound", "--quick", "--budget", "12")
+        r = report("sound", "--quick", "--budget", "4")
         self.assertEqual(r["findings"], [])
         self.assertEqual(r["levels"]["core"], "pass")
         self.assertEqual(r["levels"]["graph"], "pass")
@@ -76,7 +76,7 @@ class Usage(unittest.TestCase):
 
 class Faults(unittest.TestCase):
     def expect(self, name, stage, iface, *wanted):
-        r = report(name, "--stage", stage, "--iface", iface, "--quick", "--budget", "20")
+        r = report(name, "--stage", stage, "--iface", iface, "--quick", "--budget", "6")
         with self.subTest(fault=name, stage=stage, iface=iface):
             self.assertEqual(rules(r), {f"KIT-{w}" for w in wanted}, r["findings"])
             self.assertLessEqual({f["iface"] for f in r["findings"]}, {iface}, r["findings"])
