@@ -99,12 +99,9 @@ static int32_t pass(struct call *c, struct qg_gemv *g, int64_t first, int64_t n)
     g->n_tok = (uint32_t)n;
     g->partial = c->s.partial;
     if (w->planes == 0) return launched(c, qg_rows_launch(g, c->l->stream));
-    for (uint32_t i = 0; i < (g->silu != 0 ? 1 : g->n_w); ++i)
-        strips += (g->w[i]->rows + QG_STRIP - 1) / QG_STRIP;
-    const struct plan_split split =
-        plan_gemv(strips, w->n_steps, bp_cuda_sms(c->l, c->o->dev), (int)g->silu);
-    g->warps = split.warps;
-    g->splits = split.splits;
+    for (uint32_t i = 0; i < g->n_w; ++i) strips += (g->w[i]->rows + QG_STRIP - 1) / QG_STRIP;
+    g->blocks = plan_gemv(strips, w->n_steps, bp_cuda_sms(c->l, c->o->dev),
+                          (uint32_t)qg_blocks_per_sm(w->type));
     return launched(c, qg_gemv_launch(g, c->l->stream));
 }
 

@@ -51,7 +51,8 @@ const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_b
     const int64_t strips = round_up(out->rows, PLAN_STRIP) / PLAN_STRIP;
     uint64_t n = 0;
     if (step_cols > 0) {
-        out->n_steps = round_up(out->cover, step_cols) / step_cols;
+        out->n_steps =
+            out->cover > 0 ? round_up(out->cover, step_cols) / step_cols : 1; /* of zeros */
         out->pitch = out->n_steps * step_bytes;
         if (!times((uint64_t)strips, (uint64_t)out->pitch, &n)) return "is too large";
     } else {
@@ -66,35 +67,15 @@ const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_b
     return NULL;
 }
 
-/* Steps that the busiest multiprocessor waits for, where a block costs two more to begin and to end. */
-static int64_t cost_of(int64_t n_strips, int64_t n_steps, int64_t n_sm, int64_t warps, int pair)
+uint32_t plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, uint32_t per_sm)
 {
-    const int64_t per = PLAN_WARPS / warps / (pair != 0 ? 2 : 1),
-                  blocks = (n_strips + per - 1) / per;
-    return (blocks + n_sm - 1) / n_sm * ((n_steps + warps - 1) / warps + 2);
-}
-
-struct plan_split plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, int silu)
-{
-    struct plan_split s = {PLAN_WARPS, 1};
-    if (silu != 0) s.warps /= 2; /* a block holds a strip of either weight */
-    while (s.warps > 1 && (int64_t)s.warps > n_steps) s.warps /= 2;
-    /* Longer ways for fewer warps, as long as there are enough of them to keep memory busy. */
-    for (int64_t w = s.warps / 2; w >= 1; w /= 2) {
-        if (n_strips * w * (silu != 0 ? 2 : 1) < (int64_t)n_sm * 12) break;
-        if (cost_of(n_strips, n_steps, n_sm, w, silu) <
-            cost_of(n_strips, n_steps, n_sm, s.warps, silu))
-            s.warps = (uint32_t)w;
-    }
-    const int64_t per = PLAN_WARPS / s.warps / (silu != 0 ? 2 : 1),
-                  units = (n_strips + per - 1) / per;
-    /* More blocks only where they would leave multiprocessors idle, and each warp still has a step. */
-    if (units <= 0 || units * 2 > (int64_t)n_sm * 3 || per > 1) return s;
-    int64_t splits = ((int64_t)n_sm * 2 + units - 1) / units;
-    if (splits > n_steps / s.warps) splits = n_steps / s.warps;
-    if (splits > PLAN_BLOCKS_SPLIT / units) splits = PLAN_BLOCKS_SPLIT / units;
-    s.splits = splits > 1 ? (uint32_t)splits : 1;
-    return s;
+    const int64_t n = n_strips * n_steps,
+                  least = (n_strips + 2 * PLAN_WARPS - 1) / (2 * PLAN_WARPS);
+    int64_t blocks = (int64_t)n_sm * per_sm < PLAN_BLOCKS ? (int64_t)n_sm * per_sm : PLAN_BLOCKS;
+    if (blocks > (n + PLAN_WARPS - 1) / PLAN_WARPS)
+        blocks = (n + PLAN_WARPS - 1) / PLAN_WARPS; /* a step for each warp */
+    if (blocks < least) blocks = least;             /* at most the steps of two strips */
+    return (uint32_t)(blocks > 1 ? blocks : 1);
 }
 
 uint32_t plan_parts(uint32_t x_dtype)
@@ -131,7 +112,9 @@ void plan_scratch(struct bp_area *a, const struct plan_need *need, struct plan_s
     /* A part of a tensor begins and ends inside of blocks, of up to 256 columns. */
     const uint64_t ld = (uint64_t)round_up(need->cols + 2 * PLAN_X_PAD, PLAN_X_PAD);
     out->stage = take(a, pass, ld, PLAN_PARTS * sizeof(uint16_t));
-    out->partial = (float *)take(a, pass, 2 * PLAN_BLOCKS_SPLIT * PLAN_STRIP, sizeof(float));
+    /* Two units of two strips from each block; blocks as plan_gemv() answers for four weights. */
+    const uint64_t blocks = PLAN_BLOCKS + 4 * (rows / PLAN_STRIP + 1) / (2 * PLAN_WARPS) + 1;
+    out->partial = (float *)take(a, pass, blocks * 4 * PLAN_STRIP, sizeof(float));
     out->pair = (float *)take(a, 2 * pass, rows, sizeof(float));
     if (need->gemm == 0) return;
     const uint64_t slab = (uint64_t)plan_slab_rows(need->x_dtype), n = rows < slab ? rows : slab;

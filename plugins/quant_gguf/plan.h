@@ -10,7 +10,7 @@ enum {
     PLAN_TOK = 8,              /* tokens of one pass over a weight */
     PLAN_PARTS = 3,            /* most bf16 columns of a token: f32 is three */
     PLAN_X_PAD = 256,          /* staged rows of x are whole steps of every type */
-    PLAN_BLOCKS_SPLIT = 1024,  /* most blocks of a product whose strips are shared by blocks */
+    PLAN_BLOCKS = 1024,        /* most blocks that run at once */
     PLAN_SLAB_ROWS = 4096,     /* rows of a weight that are decoded at once for cuBLAS; half of it in f32 */
     PLAN_BLAS_BYTES = 32 << 20 /* its workspace */
 };
@@ -33,11 +33,9 @@ struct plan_weight {
 const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_bytes, int64_t step_cols,
                         int64_t step_bytes, struct plan_weight *out);
 
-/* Warps that share a strip, and blocks that do, for n_strips strips in all (with silu: of each weight). */
-struct plan_split {
-    uint32_t warps, splits;
-};
-struct plan_split plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, int silu);
+/* Blocks of threads for n_strips strips of n_steps each, all weights together: as many as run at once, per_sm on each of
+ * n_sm multiprocessors; fewer where a warp would have no step, more where it would have more than those of two strips. */
+uint32_t plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, uint32_t per_sm);
 
 /* bf16 columns of a token of x: what is exact. */
 uint32_t plan_parts(uint32_t x_dtype);

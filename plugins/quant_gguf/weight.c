@@ -69,8 +69,8 @@ static int32_t upload(struct quant_op *o, const struct bp_raw *raw, const struct
     w->data = (unsigned char *)memory;
     if (memory == NULL) return BP_OK;
     w->counters = (uint32_t *)(void *)(w->data + p->counters_at);
-    /* Counters, and the padding of rows that stay blocks. */
-    const uint64_t from = w->planes != 0 ? p->counters_at : 0;
+    /* Counters, the padding of rows that stay blocks, and weights without columns. */
+    const uint64_t from = w->planes != 0 && p->row_bytes > 0 ? p->counters_at : 0;
     const cudaError_t e =
         cudaMemsetAsync(w->data + from, 0, (size_t)(p->n_bytes - from), o->staging.stream);
     BP_TRY(bp_cuda_status(err, QG_NAME, where, e, "memory could not be cleared"));

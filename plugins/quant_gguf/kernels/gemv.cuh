@@ -1,11 +1,14 @@
 /* gemv.cuh - products of repacked weights with up to 24 columns, in one pass over the weights: y = W x for 1 to 8 tokens.
- * A warp owns a strip of 16 rows and every n-th step of its columns. Codes become bf16 in registers and are multiplied on
- * the tensor cores (m16n8k16): exact products, f32 sums over at most 32 columns, which are then scaled and added in f32
- * registers. An f32 activation is three bf16 columns that add up to it exactly, so nothing is rounded before the sums.
- * The next step is loaded while the present one is computed; x comes from the first cache.
- * Determinism: warps, blocks and parts are added in a fixed order that does not depend on the number of tokens, so a row
- * has the same bits in every batch. Blocks that share a strip meet through a counter; the last one adds.
- * Not here: which shape gets how many warps and blocks (plan.c). SPDX-License-Identifier: MIT */
+ * Codes become bf16 in registers and are multiplied on the tensor cores (m16n8k16): exact products, f32 sums over at most 32
+ * columns, which are then scaled and added in f32 registers. An f32 activation is three bf16 columns that add up to it
+ * exactly, so nothing is rounded before the sums. What has been used is loaded for the next step at once; x comes from the
+ * first cache.
+ * Work: the steps of all strips lie in one line, which is cut into as many equal parts as there are warps, so that none
+ * waits for another at the end. A warp leaves its sum of each strip in shared memory; a block adds those of its warps, and
+ * where a strip lies in several blocks the last one to finish adds theirs (a counter per strip, zero before and after).
+ * Determinism: all of these are added in the order of the columns, and cut in a way that does not depend on the number of
+ * tokens: a row has the same bits in every batch.
+ * Not here: how many blocks (plan.c). SPDX-License-Identifier: MIT */
 #ifndef QUANT_GGUF_GEMV_CUH
 #define QUANT_GGUF_GEMV_CUH
 
@@ -25,17 +28,18 @@ struct job {
     void *y;
     uint32_t *counters;
     int64_t pitch, y_stride;
-    int32_t rows, strips, first_unit;
+    int32_t rows, first_strip;
     float scale;
 };
+/* With silu the strips of two weights take turns, and two of them make a unit, which is finished at once; else a strip is one. */
 struct args {
     job jobs[QG_MAX_W];
     const __nv_bfloat16 *x;
     const void *residual;
-    float *partial;
+    float *partial; /* (blocks, 2, strips of a unit, n_tok, 16): sums of a block's first and last unit, if others share them */
     int64_t x_ld, residual_stride;
-    int32_t n_steps, n_tok, parts, n_col;
-    int32_t warps, splits; /* warps: a power of two */
+    int32_t n_steps, n_strip; /* of a strip; in all */
+    int32_t n_tok, parts, n_col;
     uint32_t n_job, silu, y_dtype, residual_dtype;
 };
 
@@ -141,15 +145,60 @@ __device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4],
     }
 }
 
-/* All steps of one warp. */
+/* Most strips that a warp sees: plan.c gives it at most twice the steps of one. */
+constexpr int SEGMENTS = 3;
+constexpr int RED_ROWS = 17; /* 16 and one to spread them over the banks */
+template <int TILES> struct shared {
+    float sums[QG_WARPS][SEGMENTS][8 * TILES][RED_ROWS];
+    int first[QG_WARPS], last[QG_WARPS]; /* strips of a warp; last < first: none */
+    uint32_t mine[2];                    /* 1: this block finishes its first, last unit for all */
+};
+
+/* Which weight strip v belongs to, and where in it. */
+__device__ __forceinline__ int weight_of(const args &g, int v, int &strip)
+{
+    if (g.silu != 0) {
+        strip = v >> 1;
+        return v & 1;
+    }
+    int which = 0;
+    while (which + 1 < static_cast<int>(g.n_job) && v >= g.jobs[which + 1].first_strip) ++which;
+    strip = v - g.jobs[which].first_strip;
+    return which;
+}
+__device__ __forceinline__ const unsigned char *data_of(const args &g, int v)
+{
+    int strip;
+    const int which = weight_of(g, v, strip);
+    return g.jobs[which].w + strip * g.jobs[which].pitch;
+}
+
+template <int TILES> __device__ __forceinline__ void leave(shared<TILES> &room, int warp, int segment, float (&acc)[TILES][4])
+{
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            room.sums[warp][segment][8 * t + 2 * (lane & 3) + (i & 1)][(lane >> 2) + 8 * (i >> 1)] = acc[t][i];
+            acc[t][i] = 0.0f;
+        }
+    }
+}
+
+/* Steps [begin, end) of the line, by one warp. */
 template <uint32_t TYPE, int TILES>
-__device__ __forceinline__ void run_steps(const args &g, const unsigned char *strip, int begin, int end, int by,
-                                          float (&acc)[TILES][4])
+__device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, int begin, int end)
 {
     using S = step<TYPE>;
+    const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32;
+    int v = begin / g.n_steps, k = begin - v * g.n_steps, segment = 0;
+    if (lane == 0) {
+        room.first[warp] = v;
+        room.last[warp] = begin < end ? (end - 1) / g.n_steps : v - 1;
+    }
     if (begin >= end) return;
-    const int lane = static_cast<int>(threadIdx.x) & 31;
-    const unsigned char *p = strip + static_cast<int64_t>(begin) * S::BYTES + lane * 16;
+    const unsigned char *p = data_of(g, v) + static_cast<int64_t>(k) * S::BYTES + lane * 16;
     S now;
     now.begin();
     now.load(p, lane);
@@ -158,12 +207,15 @@ __device__ __forceinline__ void run_steps(const args &g, const unsigned char *st
     for (int i = 0; i < 4; ++i) ones[i] = S::H::MIN ? planes::opaque(0x3f803f80u) : 0;
     /* Tiles of eight columns that have this lane's one. */
     const int n_tile = (g.n_col - (lane >> 2) + 7) / 8;
-    const __nv_bfloat16 *x = g.x + (lane >> 2) * g.x_ld + static_cast<int64_t>(begin) * S::K;
-    for (int at = begin; at < end; at += by) {
-        const int ahead = at + by < end ? by * S::BYTES : 0;
+    const __nv_bfloat16 *x = g.x + (lane >> 2) * g.x_ld + k * S::K;
+    float acc[TILES][4] = {};
+    for (int at = begin; at < end; ++at) {
+        const int ahead = at + 1 < end ? S::BYTES : 0;
+        const bool ends = ++k == g.n_steps;
         float plain[TILES][4] = {};
         now.open();
         p += ahead;
+        if (ends && ahead != 0) p = data_of(g, v + 1) + lane * 16;
         if (ahead != 0) now.load_scales(p, lane);
         groups<TYPE, TILES>(now, ones, p, ahead, x, 8 * g.x_ld, n_tile, acc, plain);
         if constexpr (S::H::NONE) {
@@ -173,8 +225,14 @@ __device__ __forceinline__ void run_steps(const args &g, const unsigned char *st
                 for (int i = 0; i < 4; ++i) acc[t][i] += plain[t][i];
             }
         }
-        x += by * S::K;
+        x += S::K;
+        if (!ends) continue;
+        leave(room, warp, segment++, acc);
+        x -= g.n_steps * S::K;
+        k = 0;
+        ++v;
     }
+    if (k != 0) leave(room, warp, segment, acc);
 }
 
 /* ---- the end of a block ---- */
@@ -184,55 +242,94 @@ __device__ __forceinline__ float silu(float v)
     return v == -INFINITY ? 0.0f : v / (1.0f + expf(-v));
 }
 
-/* Where local strip l of unit u is. */
-__device__ __forceinline__ void place(const args &g, int unit, int l, int &which, int &strip)
+/* Steps of the line: blocks have equal parts of them, and so have the warps of a block. */
+__device__ __forceinline__ int first_step(const args &g, int block)
 {
-    const int per = QG_WARPS / g.warps;
-    if (g.silu != 0) {
-        which = l & 1;
-        strip = unit * (per / 2) + (l >> 1);
-        return;
-    }
-    which = 0;
-    while (which + 1 < static_cast<int>(g.n_job) && unit >= g.jobs[which + 1].first_unit) ++which;
-    strip = (unit - g.jobs[which].first_unit) * per + l;
+    return static_cast<int>(static_cast<int64_t>(g.n_strip) * g.n_steps * block / static_cast<int>(gridDim.x));
+}
+__device__ __forceinline__ int block_of(const args &g, int at)
+{
+    return static_cast<int>(((at + 1) * static_cast<int64_t>(gridDim.x) - 1) / (static_cast<int64_t>(g.n_strip) * g.n_steps));
 }
 
-constexpr int RED_ROWS = 17; /* 16 and one to spread them over the banks */
-
-/* The sum of one output over the warps of its strip, and over the parts of x, the smallest first. */
-template <int TILES>
-__device__ __forceinline__ float sum_warps(const args &g, const float (&red)[QG_WARPS][8 * TILES][RED_ROWS], int l, int tok, int row)
+/* This block's sum of one row of strip v and one token: over its warps, and over the parts of x, the smallest first. */
+template <int TILES> __device__ __forceinline__ float sum_warps(const args &g, const shared<TILES> &room, int v, int tok, int row)
 {
-    float v = 0.0f;
+    float sum = 0.0f;
     for (int p = g.parts - 1; p >= 0; --p) {
         float part = 0.0f;
-        for (int w = 0; w < g.warps; ++w) part += red[l * g.warps + w][tok * g.parts + p][row];
-        v += part;
+        for (int w = 0; w < QG_WARPS; ++w) {
+            if (v < room.first[w] || v > room.last[w]) continue;
+            part += room.sums[w][v - room.first[w]][tok * g.parts + p][row];
+        }
+        sum += part;
     }
-    return v;
-}
-__device__ __forceinline__ void write(const args &g, int which, int64_t row, int tok, float v)
-{
-    const job &j = g.jobs[which];
-    if (g.residual != nullptr && which == 0)
-        v += bp_cuda::load_any(g.residual, g.residual_dtype, tok * g.residual_stride + row);
-    bp_cuda::store_any(j.y, g.y_dtype, tok * j.y_stride + row, v);
+    return sum;
 }
 
-/* out(l, tok, row): the whole sum of an output, not yet scaled. */
-template <class F> __device__ __forceinline__ void finish(const args &g, int unit, F out)
+/* sum(i, tok, row): of the i-th strip of the unit, not yet scaled. */
+template <class F> __device__ __forceinline__ void finish(const args &g, int unit, int tok, int row, F sum)
 {
-    const int per = QG_WARPS / g.warps, pairs = g.silu != 0 ? per / 2 : per;
-    for (int i = static_cast<int>(threadIdx.x); i < pairs * g.n_tok * QG_STRIP; i += QG_WARPS * 32) {
-        const int row = i % QG_STRIP, tok = i / QG_STRIP % g.n_tok, l = i / QG_STRIP / g.n_tok * (g.silu != 0 ? 2 : 1);
-        int which, strip;
-        place(g, unit, l, which, strip);
-        const int64_t at = static_cast<int64_t>(strip) * QG_STRIP + row;
-        if (at >= g.jobs[which].rows) continue;
-        float v = out(l, tok, row) * g.jobs[which].scale;
-        if (g.silu != 0) v = silu(v) * (out(l + 1, tok, row) * g.jobs[1].scale);
-        write(g, which, at, tok, v);
+    int strip;
+    const int which = weight_of(g, g.silu != 0 ? 2 * unit : unit, strip);
+    const job &j = g.jobs[which];
+    const int64_t at = static_cast<int64_t>(strip) * QG_STRIP + row;
+    if (at >= j.rows) return;
+    float v = sum(0) * j.scale;
+    if (g.silu != 0) v = silu(v) * (sum(1) * g.jobs[1].scale);
+    if (g.residual != nullptr && which == 0)
+        v += bp_cuda::load_any(g.residual, g.residual_dtype, tok * g.residual_stride + at);
+    bp_cuda::store_any(j.y, g.y_dtype, tok * j.y_stride + at, v);
+}
+
+template <int TILES> __device__ __forceinline__ void end_block(const args &g, shared<TILES> &room, int begin, int end)
+{
+    const int n_of = g.silu != 0 ? 2 : 1, unit_steps = n_of * g.n_steps, block = static_cast<int>(blockIdx.x);
+    const int first = begin / unit_steps, last = (end - 1) / unit_steps, n = g.n_tok * QG_STRIP;
+    float *const mine = g.partial + static_cast<int64_t>(block) * 2 * n_of * n;
+    const auto shared_unit = [&](int unit) { return unit * unit_steps < begin || (unit + 1) * unit_steps > end; };
+    for (int i = static_cast<int>(threadIdx.x); i < (last - first + 1) * n; i += QG_WARPS * 32) {
+        const int row = i % QG_STRIP, tok = i / QG_STRIP % g.n_tok, unit = first + i / n;
+        if (!shared_unit(unit)) {
+            finish(g, unit, tok, row, [&](int k) { return sum_warps(g, room, unit * n_of + k, tok, row); });
+            continue;
+        }
+        float *const out = mine + (unit == first ? 0 : n_of * n) + tok * QG_STRIP + row;
+        for (int k = 0; k < n_of; ++k) out[k * n] = sum_warps(g, room, unit * n_of + k, tok, row);
+    }
+    if (!shared_unit(first) && !shared_unit(last)) return;
+    /* Whoever comes last adds the parts of all blocks, in order. */
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x < 2) {
+        const int unit = threadIdx.x == 0 ? first : last;
+        uint32_t comes_last = 0;
+        if (shared_unit(unit) && (threadIdx.x == 0 || last != first)) {
+            int strip;
+            const int which = weight_of(g, unit * n_of, strip);
+            const int blocks = block_of(g, (unit + 1) * unit_steps - 1) - block_of(g, unit * unit_steps) + 1;
+            uint32_t *const counter = g.jobs[which].counters + strip;
+            comes_last = atomicAdd(counter, 1u) == static_cast<uint32_t>(blocks - 1) ? 1u : 0u;
+            if (comes_last != 0) *counter = 0;
+        }
+        room.mine[threadIdx.x] = comes_last;
+    }
+    __syncthreads();
+    for (int slot = 0; slot < 2; ++slot) {
+        if (room.mine[slot] == 0) continue;
+        __threadfence();
+        const int unit = slot == 0 ? first : last, from = block_of(g, unit * unit_steps);
+        const int to = block_of(g, (unit + 1) * unit_steps - 1);
+        for (int i = static_cast<int>(threadIdx.x); i < n; i += QG_WARPS * 32) {
+            finish(g, unit, i / QG_STRIP, i % QG_STRIP, [&](int k) {
+                float sum = 0.0f;
+                for (int b = from; b <= to; ++b) {
+                    const int at = first_step(g, b) / unit_steps == unit ? 0 : n_of * n;
+                    sum += __ldcg(g.partial + static_cast<int64_t>(b) * 2 * n_of * n + at + k * n + i);
+                }
+                return sum;
+            });
+        }
     }
 }
 
@@ -248,50 +345,13 @@ template <uint32_t TYPE, int TILES> constexpr int blocks_per_sm()
 template <uint32_t TYPE, int TILES>
 __global__ void __launch_bounds__(QG_WARPS * 32, blocks_per_sm<TYPE, TILES>()) gemv_kernel(const __grid_constant__ args g)
 {
-    __shared__ float red[QG_WARPS][8 * TILES][RED_ROWS];
-    __shared__ uint32_t last;
-    static_assert(sizeof red + sizeof last <= BP_CUDA_SMEM_MAX, "fits every chip");
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) & 31;
-    const int unit = static_cast<int>(blockIdx.x) / g.splits, split = static_cast<int>(blockIdx.x) % g.splits;
-    const int per = QG_WARPS / g.warps, l = warp / g.warps;
-    float acc[TILES][4] = {};
-    int which, strip;
-    place(g, unit, l, which, strip);
-    if (strip < g.jobs[which].strips) {
-        const int begin = static_cast<int>(static_cast<int64_t>(g.n_steps) * split / g.splits);
-        const int end = static_cast<int>(static_cast<int64_t>(g.n_steps) * (split + 1) / g.splits);
-        run_steps<TYPE, TILES>(g, g.jobs[which].w + strip * g.jobs[which].pitch, begin + warp % g.warps, end, g.warps, acc);
-    }
-#pragma unroll
-    for (int t = 0; t < TILES; ++t) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) red[warp][8 * t + 2 * (lane & 3) + (i & 1)][(lane >> 2) + 8 * (i >> 1)] = acc[t][i];
-    }
+    __shared__ shared<TILES> room;
+    static_assert(sizeof room <= BP_CUDA_SMEM_MAX && sizeof room <= 49152, "fits every chip, and needs no opt-in");
+    const int begin = first_step(g, static_cast<int>(blockIdx.x)), end = first_step(g, static_cast<int>(blockIdx.x) + 1);
+    const int warp = static_cast<int>(threadIdx.x) / 32, n = end - begin;
+    run_steps<TYPE, TILES>(g, room, begin + n * warp / QG_WARPS, begin + n * (warp + 1) / QG_WARPS);
     __syncthreads();
-    if (g.splits == 1) {
-        finish(g, unit, [&](int at, int tok, int row) { return sum_warps<TILES>(g, red, at, tok, row); });
-        return;
-    }
-    /* Each block leaves its part; whoever comes last adds them all, in order. */
-    const int n = per * g.n_tok * QG_STRIP;
-    float *const parts = g.partial + static_cast<int64_t>(unit) * g.splits * n;
-    for (int i = static_cast<int>(threadIdx.x); i < n; i += QG_WARPS * 32)
-        parts[split * n + i] = sum_warps<TILES>(g, red, i / QG_STRIP / g.n_tok, i / QG_STRIP % g.n_tok, i % QG_STRIP);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t *counter = g.jobs[which].counters + strip;
-        last = atomicAdd(counter, 1u) == static_cast<uint32_t>(g.splits - 1) ? 1u : 0u;
-        if (last != 0) *counter = 0;
-    }
-    __syncthreads();
-    if (last == 0) return;
-    __threadfence();
-    finish(g, unit, [&](int at, int tok, int row) {
-        float v = 0.0f;
-        for (int s = 0; s < g.splits; ++s) v += __ldcg(parts + s * n + (at * g.n_tok + tok) * QG_STRIP + row);
-        return v;
-    });
+    end_block(g, room, begin, end);
 }
 
 /* ---- host ---- */
@@ -299,8 +359,6 @@ __global__ void __launch_bounds__(QG_WARPS * 32, blocks_per_sm<TYPE, TILES>()) g
 inline args make_args(const qg_gemv &q)
 {
     args g = {};
-    const int per = QG_WARPS / static_cast<int>(q.warps);
-    int units = 0;
     for (uint32_t i = 0; i < q.n_w; ++i) {
         const qg_weight &w = *q.w[i];
         job &j = g.jobs[i];
@@ -308,10 +366,9 @@ inline args make_args(const qg_gemv &q)
         j.counters = w.counters;
         j.pitch = w.pitch;
         j.rows = static_cast<int32_t>(w.rows);
-        j.strips = static_cast<int32_t>((w.rows + QG_STRIP - 1) / QG_STRIP);
-        j.first_unit = units;
+        j.first_strip = g.n_strip;
         j.scale = w.scale;
-        if (q.silu == 0) units += (j.strips + per - 1) / per;
+        g.n_strip += static_cast<int32_t>((w.rows + QG_STRIP - 1) / QG_STRIP);
         if (q.silu != 0 && i == 1) continue;
         j.y = q.y[i].data;
         j.y_stride = q.y[i].stride[0];
@@ -326,27 +383,17 @@ inline args make_args(const qg_gemv &q)
     g.n_tok = static_cast<int32_t>(q.n_tok);
     g.parts = static_cast<int32_t>(q.parts);
     g.n_col = g.n_tok * g.parts;
-    g.warps = static_cast<int32_t>(q.warps);
-    g.splits = static_cast<int32_t>(q.splits);
     g.n_job = q.n_w;
     g.silu = q.silu;
     g.y_dtype = q.y[0].dtype;
     return g;
 }
-inline int units_of(const args &g)
-{
-    const int per = QG_WARPS / g.warps;
-    if (g.silu != 0) return (g.jobs[0].strips + per / 2 - 1) / (per / 2);
-    const job &end = g.jobs[g.n_job - 1];
-    return end.first_unit + (end.strips + per - 1) / per;
-}
 template <uint32_t TYPE> int32_t launch(const qg_gemv &q, cudaStream_t stream)
 {
     const args g = make_args(q);
-    const unsigned blocks = static_cast<unsigned>(units_of(g) * g.splits);
-    if (blocks == 0) return static_cast<int32_t>(cudaSuccess);
-    if (g.n_col <= 8) gemv_kernel<TYPE, 1><<<blocks, QG_WARPS * 32, 0, stream>>>(g);
-    else gemv_kernel<TYPE, 3><<<blocks, QG_WARPS * 32, 0, stream>>>(g);
+    if (g.n_strip == 0) return static_cast<int32_t>(cudaSuccess);
+    if (g.n_col <= 8) gemv_kernel<TYPE, 1><<<q.blocks, QG_WARPS * 32, 0, stream>>>(g);
+    else gemv_kernel<TYPE, 3><<<q.blocks, QG_WARPS * 32, 0, stream>>>(g);
     return static_cast<int32_t>(cudaGetLastError());
 }
 

@@ -23,3 +23,14 @@ extern "C" int32_t qg_gemv_launch(const qg_gemv *g, void *stream)
     }
 #undef QG_CASE
 }
+
+extern "C" int32_t qg_blocks_per_sm(uint32_t type)
+{
+#define QG_CASE(NAME)                                                                                                  \
+    case BP_GGUF_##NAME: return gemv::blocks_per_sm<BP_GGUF_##NAME, 1>();
+    switch (type) {
+        QG_PLANES_MAP(QG_CASE)
+    default: return 1;
+    }
+#undef QG_CASE
+}

@@ -54,11 +54,13 @@ struct qg_gemv {
     const void *x;                /* planes: bf16 columns as qg_stage makes them. Else: f32 rows */
     int64_t x_ld;
     uint32_t n_tok, parts;
-    uint32_t warps, splits;       /* warps of a strip; blocks that share its columns */
-    float *partial;               /* splits > 1 */
+    uint32_t blocks, reserved;    /* of threads: plan_gemv() */
+    float *partial;               /* 64 for each block and token */
 };
 /* All weights have planes and one type, and the same steps. */
 int32_t qg_gemv_launch(const struct qg_gemv *g, void *stream);
+/* Blocks of it that a multiprocessor runs at once. */
+int32_t qg_blocks_per_sm(uint32_t type);
 /* All weights are rows of blocks; any types. */
 int32_t qg_rows_launch(const struct qg_gemv *g, void *stream);
 

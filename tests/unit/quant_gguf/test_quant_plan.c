@@ -58,8 +58,8 @@ START_TEST(a_part_covers_the_blocks_it_begins_and_ends_in)
     ck_assert_ptr_null(plan_weight(&raw, 256, 144, 256, 2304, &p));
     ck_assert_int_eq(p.cols, 0);
     ck_assert_int_eq(p.cover, 0);
-    ck_assert_int_eq(p.n_steps, 0);
-    ck_assert_uint_eq(p.data_bytes, 0);
+    ck_assert_int_eq(p.n_steps, 1); /* of zeros */
+    ck_assert_uint_eq(p.data_bytes, 2 * 2304);
 }
 END_TEST
 
@@ -105,48 +105,41 @@ START_TEST(bad_tensors_are_refused_with_a_clause)
 }
 END_TEST
 
-START_TEST(strips_are_shared_where_blocks_would_be_few)
+START_TEST(blocks_fill_the_device)
 {
-    struct plan_split s = plan_gemv(256, 56, 132, 0); /* 4096 x 14336 */
-    ck_assert_uint_eq(s.warps, 8);
-    ck_assert_uint_eq(s.splits, 1);
-    s = plan_gemv(896, 16, 132, 0); /* 14336 x 4096: two steps would be a short way */
-    ck_assert_uint_eq(s.warps, 2);
-    ck_assert_uint_eq(s.splits, 1);
-    s = plan_gemv(36, 28, 132, 0); /* 576 x 7168 */
-    ck_assert_uint_eq(s.warps, 8);
-    ck_assert_uint_gt(s.splits, 1);
-    ck_assert_uint_le(s.splits * s.warps, 28);
-    s = plan_gemv(36, 2, 132, 0); /* nothing to share */
-    ck_assert_uint_eq(s.warps, 2);
-    ck_assert_uint_eq(s.splits, 1);
-    s = plan_gemv(1, 0, 132, 0);
-    ck_assert_uint_eq(s.warps, 1);
-    ck_assert_uint_eq(s.splits, 1);
-    s = plan_gemv(0, 28, 132, 0);
-    ck_assert_uint_eq(s.splits, 1);
+    ck_assert_uint_eq(plan_gemv(256, 56, 132, 2), 264); /* 4096 x 14336 */
+    ck_assert_uint_eq(plan_gemv(36, 28, 132, 3), 126);  /* 576 x 7168: one step for each warp */
+    ck_assert_uint_eq(plan_gemv(1, 1, 132, 3), 1);
+    ck_assert_uint_eq(plan_gemv(8080, 28, 132, 2),
+                      505); /* no warp has more than the steps of two strips */
+    ck_assert_uint_eq(plan_gemv(0, 28, 132, 3), 1);
+    ck_assert_uint_eq(plan_gemv(100000, 100, 10000, 3), 100000 / 16);
 }
 END_TEST
 
-START_TEST(shared_strips_fit_their_memory)
+/* As the kernel cuts the line of steps: no block is empty, no warp sees more than three strips. */
+START_TEST(every_block_has_work_and_no_warp_too_many_strips)
 {
     struct bpi_rng rng;
     bpi_rng_seed(&rng, 11);
-    for (int i = 0; i < 20000; ++i) {
-        const int silu = (int)bpi_rng_below(&rng, 2);
-        const int64_t strips = (int64_t)bpi_rng_below(&rng, 3000),
-                      steps = (int64_t)bpi_rng_below(&rng, 300);
+    for (int i = 0; i < 3000; ++i) {
+        const int64_t strips = 1 + (int64_t)bpi_rng_below(&rng, 3000),
+                      steps = 1 + (int64_t)bpi_rng_below(&rng, i % 2 == 0 ? 5 : 100);
         const uint32_t n_sm = 1 + (uint32_t)bpi_rng_below(&rng, 300);
-        const struct plan_split s = plan_gemv(strips, steps, n_sm, silu);
-        ck_assert_uint_ge(s.warps, 1);
-        ck_assert_uint_le(s.warps, silu != 0 ? PLAN_WARPS / 2 : PLAN_WARPS);
-        ck_assert_uint_eq(s.warps & (s.warps - 1), 0);
-        ck_assert_uint_ge(s.splits, 1);
-        if (s.splits == 1) continue;
-        ck_assert_int_le((int64_t)s.splits * s.warps, steps);
-        ck_assert_int_le((int64_t)s.splits * strips, PLAN_BLOCKS_SPLIT);
-        ck_assert_uint_eq(s.warps * (silu != 0 ? 2u : 1u),
-                          PLAN_WARPS); /* one strip of each weight to a block */
+        const int64_t blocks = plan_gemv(strips, steps, n_sm, 1 + (uint32_t)bpi_rng_below(&rng, 3)),
+                      n = strips * steps;
+        ck_assert_int_le(blocks, n);
+        for (int64_t b = 0; b < blocks; ++b) {
+            const int64_t begin = n * b / blocks, len = n * (b + 1) / blocks - begin;
+            ck_assert_int_ge(len, 1);
+            ck_assert_int_eq(((begin + 1) * blocks - 1) / n, b); /* whose step that is */
+            ck_assert_int_eq(((begin + len) * blocks - 1) / n, b);
+            for (int64_t w = 0; w < PLAN_WARPS; ++w) {
+                const int64_t from = begin + len * w / PLAN_WARPS,
+                              to = begin + len * (w + 1) / PLAN_WARPS;
+                if (from < to) ck_assert_int_le((to - 1) / steps - from / steps + 1, 3);
+            }
+        }
     }
 }
 END_TEST
@@ -240,8 +233,8 @@ int main(void)
     tcase_add_test(c, a_part_covers_the_blocks_it_begins_and_ends_in);
     tcase_add_test(c, rows_of_single_elements_are_padded_to_runs_of_eight);
     tcase_add_test(c, bad_tensors_are_refused_with_a_clause);
-    tcase_add_test(c, strips_are_shared_where_blocks_would_be_few);
-    tcase_add_test(c, shared_strips_fit_their_memory);
+    tcase_add_test(c, blocks_fill_the_device);
+    tcase_add_test(c, every_block_has_work_and_no_warp_too_many_strips);
     tcase_add_test(c, memory_never_shrinks_as_a_problem_grows);
     tcase_add_test(c, memory_of_a_call_lies_in_what_was_asked_for);
     tcase_add_test(c, sizes_that_overflow_are_told);
