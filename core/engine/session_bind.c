@@ -240,6 +240,16 @@ static int32_t bind_dense(struct bp_session *s, uint32_t op, int32_t layer, int6
     return BP_OK;
 }
 
+/* The norm with an F32 result, where others are not; `table` gets its entry from the one that comes after. */
+static int32_t bind_rms_f32(struct bp_session *s, int32_t layer, struct bpi_bound **table,
+                            struct bpi_bound **out, struct bp_error *err)
+{
+    BP_TRY(
+        bind_dense(s, BP_DENSE_OP_RMS, layer, s->hp->n_embd, BP_DT_F32, BP_DT_F32, 0, table, err));
+    *out = table[BP_DENSE_OP_RMS];
+    return BP_OK;
+}
+
 /* The ops that fused forms are composed of, and rotation. */
 static int32_t bind_layer_dense(struct bp_session *s, uint32_t il, struct bp_error *err)
 {
@@ -247,6 +257,8 @@ static int32_t bind_layer_dense(struct bp_session *s, uint32_t il, struct bp_err
     struct bpi_layer *l = &s->layers[il];
     int32_t layer = (int32_t)il;
     int64_t wide = hp->n_embd > hp->q_lora ? hp->n_embd : hp->q_lora;
+    if (l->has_index) /* for its weights, which are F32 */
+        BP_TRY(bind_rms_f32(s, layer, l->dense, &l->rms_f32, err));
     BP_TRY(bind_dense(s, BP_DENSE_OP_RMS, layer, wide, BP_DT_F32, s->act, 0, l->dense, err));
     BP_TRY(bind_dense(s, BP_DENSE_OP_ROPE, layer, hp->rope, s->act, s->act, 0, l->dense, err));
     BP_TRY(
@@ -316,7 +328,8 @@ static int32_t site_bind(struct bp_session *s, struct bpi_site *site, int32_t la
 {
     struct bp_quant_shape shapes[BPI_SITE_MAX_W];
     /* The composed form reads what dense.rms left. */
-    const uint32_t plain_x = site->prologue == BP_PROLOGUE_RMS ? s->act : x_dtype;
+    site->exact = site->prologue == BP_PROLOGUE_RMS && y_dtype == BP_DT_F32 && s->act != BP_DT_F32;
+    const uint32_t plain_x = site->prologue == BP_PROLOGUE_RMS && !site->exact ? s->act : x_dtype;
     bool same = true;
     for (uint32_t i = 0; i < site->n_w; ++i) {
         shapes[i] = (struct bp_quant_shape){
@@ -466,13 +479,7 @@ static int32_t bind_head(struct bp_session *s, struct bp_error *err)
     }
     BP_TRY(bind_dense(s, BP_DENSE_OP_EMBED, -1, hp->n_embd, BP_DT_I32, BP_DT_F32, raw.type,
                       s->dense, err));
-    if (s->act != BP_DT_F32) { /* for the tap of the last norm */
-        BP_TRY(
-            bind_dense(s, BP_DENSE_OP_RMS, -1, hp->n_embd, BP_DT_F32, BP_DT_F32, 0, s->dense, err));
-        s->rms_f32 = s->dense[BP_DENSE_OP_RMS];
-    }
-    BP_TRY(bind_dense(s, BP_DENSE_OP_RMS, -1, hp->n_embd, BP_DT_F32, s->act, 0, s->dense, err));
-    if (s->act == BP_DT_F32) s->rms_f32 = s->dense[BP_DENSE_OP_RMS];
+    BP_TRY(bind_rms_f32(s, -1, s->dense, &s->rms_f32, err));
     s->head.prologue = BP_PROLOGUE_RMS;
     BP_TRY(site_add(s, &s->head, BPI_W_OUTPUT, 0, err));
     return site_bind(s, &s->head, -1, BP_DT_F32, BP_DT_F32, err);

@@ -100,6 +100,7 @@ struct bpi_site {
     uint32_t type[BPI_SITE_MAX_W], row[BPI_SITE_MAX_W]; /* row: of the decisions */
     uint64_t file_bytes[BPI_SITE_MAX_W];
     uint32_t prologue, epilogue; /* wanted */
+    bool exact;                  /* F32 to F32: composed, what lies between stays F32 too */
     bool one_call;               /* all weights with prologue and epilogue in one matmul */
     bool multi;                  /* all weights in one plain matmul */
 };
@@ -107,6 +108,7 @@ struct bpi_site {
 struct bpi_layer {
     bool dense_ffn, index_full, has_index;
     struct bpi_bound *dense[BPI_N_DENSE]; /* by enum bp_dense_op */
+    struct bpi_bound *rms_f32;            /* with an F32 result; NULL without an index */
     struct bpi_bound *common, *prefill, *decode, *index, *moe;
     /* attention */
     const float *attn_norm, *q_a_norm, *kv_a_norm; /* device */

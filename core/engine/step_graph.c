@@ -53,8 +53,12 @@ static const struct bpi_bound *layer_uncapturable(const struct bpi_layer *l, boo
 {
     const struct bpi_site *const sites[] = {&l->in,      &l->q_b,     &l->out,  &l->index_q,
                                             &l->index_w, &l->gate_up, &l->down, &l->router};
-    struct bpi_bound *const ops[] = {l->common, l->decode, l->index, l->moe,
-                                     l->dense[BP_DENSE_OP_ROPE]};
+    struct bpi_bound *const ops[] = {l->common,
+                                     l->decode,
+                                     l->index,
+                                     l->moe,
+                                     l->dense[BP_DENSE_OP_ROPE],
+                                     l->index_w.one_call ? NULL : l->rms_f32};
     const struct bpi_bound *bad = uncapturable(ops, BPI_ARRAY_LEN(ops), many);
     bool composed = l->moe != NULL; /* its norm is an op of its own */
     for (size_t i = 0; i < BPI_ARRAY_LEN(sites) && bad == NULL; ++i) {
@@ -70,7 +74,7 @@ static const struct bpi_bound *first_uncapturable(const struct bp_session *s, bo
 {
     *layer = -1;
     struct bpi_bound *const ends[] = {s->dense[BP_DENSE_OP_EMBED],
-                                      s->head.one_call ? NULL : s->dense[BP_DENSE_OP_RMS]};
+                                      s->head.one_call ? NULL : s->rms_f32};
     const struct bpi_bound *bad = uncapturable(ends, BPI_ARRAY_LEN(ends), many);
     if (bad == NULL) bad = site_uncapturable(&s->head, many);
     for (uint32_t il = 0; il < s->n_layer && bad == NULL; ++il) {

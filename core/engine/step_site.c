@@ -86,8 +86,11 @@ int32_t bpi_site_run(struct bp_session *s, const struct bpi_site *site,
     }
     struct bp_tensor in = *x;
     if (site->prologue == BP_PROLOGUE_RMS) {
-        in = bpi_t2(s->h, s->act, x->dim[0], site->cols);
-        BP_TRY(bpi_dense_rms(s, dense, layer, x, norm_w, &in, err));
+        struct bpi_bound *const exact[BPI_N_DENSE] = {
+            [BP_DENSE_OP_RMS] = layer < 0 ? s->rms_f32 : s->layers[layer].rms_f32};
+        in = site->exact ? bpi_t2(s->x_add, BP_DT_F32, x->dim[0], site->cols)
+                         : bpi_t2(s->h, s->act, x->dim[0], site->cols);
+        BP_TRY(bpi_dense_rms(s, site->exact ? exact : dense, layer, x, norm_w, &in, err));
     }
     struct bp_tensor outs[BPI_SITE_MAX_W];
     memcpy(outs, y, site->n_w * sizeof(*y));

@@ -61,6 +61,7 @@ static uint32_t gpu_capture[G_TABLES] = {BP_CAPTURE_ANY,  BP_CAPTURE_ANY, BP_CAP
                                          BP_CAPTURE_ANY};
 static bool gpu_f32_only[G_TABLES];
 static bool gpu_no_graphs;
+static bool gpu_plain;  /* products in the plain form only */
 static bool gpu_absent; /* the plugin finds no device */
 static uint64_t gpu_free_bytes = UINT64_C(1) << 34;
 static int gpu_lost_in = -1; /* calls until the device is lost */
@@ -328,7 +329,17 @@ static void gpu_answer(int table, uint32_t dtype, const char *field, struct bp_v
         return rc;                                                                                 \
     }
 GPU_SUPPORTS(dense, G_DENSE, bp_dense_problem, x_dtype)
-GPU_SUPPORTS(quant, G_QUANT, bp_quant_problem, x_dtype)
+static int32_t gpu_supports_quant(void *self, const void *problem, struct bp_verdict *v)
+{
+    const struct bp_quant_problem *p = problem;
+    int32_t rc = gpu_ref.quant.base.supports(self, problem, v);
+    gpu_answer(G_QUANT, p->x_dtype, "x_dtype", v);
+    if (gpu_plain && (p->n_w != 1 || p->prologue != 0 || p->epilogue != 0)) {
+        v->reasons[v->n_reasons++] = (struct bp_reason){.code = BP_R_FEATURE, .critical = 1};
+        v->level = BP_V_NO;
+    }
+    return rc;
+}
 GPU_SUPPORTS(common, G_COMMON, bp_mla_problem, act_dtype)
 GPU_SUPPORTS(prefill, G_PREFILL, bp_mla_problem, act_dtype)
 GPU_SUPPORTS(decode, G_DECODE, bp_mla_problem, act_dtype)

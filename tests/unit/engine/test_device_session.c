@@ -443,6 +443,32 @@ START_TEST(one_without_bf16)
 }
 END_TEST
 
+/* Products in the plain form only: the engine composes the rest. In f32 with the same bits; in bf16 with what is rounded in
+ * between, but for what goes from F32 to F32, and captured like anything else. */
+START_TEST(composed_forms)
+{
+    static const char *const gpu16[] = {COMMON, "engine.device=cuda:0", "engine.act=bf16",
+                                        "engine.graph=on", NULL};
+    struct out fused = run_scenario(zoo[_i], on_cpu), fused16 = run_scenario(zoo[_i], gpu16);
+    gpu_plain = true;
+    struct out plain = run_scenario(zoo[_i], graphs), plain16 = run_scenario(zoo[_i], gpu16);
+    ck_assert_uint_eq(fused.n, plain.n);
+    ck_assert(same_bits(fused.v, plain.v, (uint32_t)fused.n));
+    double near = 0.0, far = 0.0;
+    for (size_t i = 0; i < fused.n; ++i) {
+        near += fabs((double)plain16.v[i] - (double)fused.v[i]);
+        far += fabs((double)fused16.v[i] - (double)fused.v[i]);
+        ck_assert(isfinite(plain16.v[i]));
+    }
+    ck_assert_double_gt(near, 0.0);
+    ck_assert_double_lt(near, 4.0 * far);
+    free(fused.v);
+    free(fused16.v);
+    free(plain.v);
+    free(plain16.v);
+}
+END_TEST
+
 /* Whatever an activation is kept in, a tap shows F32. */
 static void check_tap(void *ctx, const struct bp_tap_event *e)
 {
@@ -678,6 +704,7 @@ int main(void)
     tcase_add_test(tc, a_device_that_is_not_there);
     tcase_add_loop_test(tc, one_without_bf16, 0, G_TABLES);
     tcase_add_loop_test(tc, activations_in_bf16, 0, 2);
+    tcase_add_loop_test(tc, composed_forms, 0, 4);
     tcase_add_loop_test(tc, taps_are_f32, 0, 2);
     tcase_add_test(tc, activations_in_f16);
     tcase_add_loop_test(tc, nan_stays_in_its_sequence, 0, 4);
