@@ -10,7 +10,10 @@ struct bench_print {
     struct cli *c;
     json_t *rows; /* NULL without --json */
     char op[24];  /* of the last row of the table */
+    const char *device; /* its name, the first line */
     bool begun;
+    struct bench_row held[2]; /* ceilings, printed with the first row after them: refusals print nothing else */
+    uint32_t n_held;
 };
 /* A bench_row_fn over a struct bench_print. */
 int32_t bench_print_row(void *ctx, const struct bench_row *r);
