@@ -72,44 +72,56 @@ struct rows_out {
     const unsigned char *data;
     void *y;
     int64_t pitch, n_steps, row, n_rows, y_stride, skip, cols;
-    uint32_t y_dtype;
+    uint32_t y_dtype, aligned; /* aligned 1: runs of eight columns begin at multiples of 16 bytes, and are whole */
     float scale;
 };
+
+/* Value e of row g + 8 r of a group whose fragments are a. */
+template <class S> __device__ __forceinline__ float value_of(const S &s, const uint32_t (&a)[S::PARTS][2][4], int G, int r, int e)
+{
+    float v = 0.0f;
+#pragma unroll
+    for (int p = 0; p < S::PARTS; ++p) {
+        const uint32_t w = a[p][e >> 2][r + 2 * (e >> 1 & 1)];
+        const float part = __uint_as_float((e & 1) == 0 ? w << 16 : w & 0xffff0000u);
+        v = S::PARTS == 1 ? part : v + part;
+    }
+    if constexpr (!S::H::NONE) v = __fmul_rn(s.h[r].scale(G, e >> 2), v);
+    if constexpr (S::H::MIN) v = __fsub_rn(v, s.h[r].min(G, e >> 2));
+    return v;
+}
 
 template <uint32_t TYPE, int G = 0>
 __device__ __forceinline__ void put_groups(const step<TYPE> &s, const rows_out &o, int64_t first_row, int64_t first_col, int lane)
 {
     if constexpr (G < step<TYPE>::GROUPS) {
         using S = step<TYPE>;
+        constexpr int RUN = S::H::SUB16 ? 4 : 8; /* values that lie side by side */
+        uint32_t a[S::PARTS][2][4];
+#pragma unroll
+        for (int p = 0; p < S::PARTS; ++p) {
+            s.template fragment<G, 0>(a[p][0], p);
+            s.template fragment<G, 1>(a[p][1], p);
+        }
+#pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int64_t row = first_row + (lane >> 2) + 8 * r - o.row;
             if (row < 0 || row >= o.n_rows) continue;
-            uint32_t pairs[S::PARTS][4];
 #pragma unroll
-            for (int p = 0; p < S::PARTS; ++p) {
-                uint32_t a[2][4];
-                s.template fragment<G, 0>(a[0], p);
-                s.template fragment<G, 1>(a[1], p);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) pairs[p][i] = r == 0 ? a[i >> 1][2 * (i & 1)] : a[i >> 1][2 * (i & 1) + 1];
-            }
-#pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                float v = 0.0f;
-#pragma unroll
-                for (int p = 0; p < S::PARTS; ++p) {
-                    const uint32_t w = pairs[p][e >> 1];
-                    v += __uint_as_float((e & 1) == 0 ? w << 16 : w & 0xffff0000u);
-                }
-                if constexpr (S::PARTS == 1) { /* not even a zero changes its sign */
-                    const uint32_t w = pairs[0][e >> 1];
-                    v = __uint_as_float((e & 1) == 0 ? w << 16 : w & 0xffff0000u);
-                }
-                if constexpr (!S::H::NONE) v = __fmul_rn(s.h[r].scale(G, e >> 2), v);
-                if constexpr (S::H::MIN) v = __fsub_rn(v, s.h[r].min(G, e >> 2));
+            for (int e = 0; e < 8; e += RUN) {
                 const int64_t col = first_col + planes::column_of<S::H::SUB16>(G, lane & 3, e) - o.skip;
-                if (col < 0 || col >= o.cols) continue;
-                bp_cuda::store_any(o.y, o.y_dtype, row * o.y_stride + col, v * o.scale);
+                float v[RUN];
+#pragma unroll
+                for (int i = 0; i < RUN; ++i) v[i] = value_of(s, a, G, r, e + i) * o.scale;
+                if (o.aligned != 0) {
+                    if (col < o.cols) bp_cuda::store_any_vec(o.y, o.y_dtype, row * o.y_stride + col, v);
+                    continue;
+                }
+#pragma unroll
+                for (int i = 0; i < RUN; ++i) {
+                    if (col + i >= 0 && col + i < o.cols)
+                        bp_cuda::store_any(o.y, o.y_dtype, row * o.y_stride + col + i, v[i]);
+                }
             }
         }
         put_groups<TYPE, G + 1>(s, o, first_row, first_col, lane);
@@ -177,8 +189,9 @@ extern "C" int32_t qg_dequant_launch(const qg_dequant *d, void *stream)
 {
     const cudaStream_t s = static_cast<cudaStream_t>(stream);
     const qg_weight &w = *d->w;
-    const rows_out o = {w.data,      d->y,   w.pitch, w.n_steps,  d->row, d->n_rows,
-                        d->y_stride, w.skip, w.cols,  d->y_dtype, d->unscaled != 0 ? 1.0f : w.scale};
+    const bool aligned = w.skip == 0 && w.cols % 8 == 0 && d->y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(d->y) % 16 == 0;
+    const rows_out o = {w.data, d->y,   w.pitch,    w.n_steps,          d->row, d->n_rows, d->y_stride,
+                        w.skip, w.cols, d->y_dtype, aligned ? 1u : 0u, d->unscaled != 0 ? 1.0f : w.scale};
     if (w.planes != 0) {
 #define QG_RUN(TYPE) from_planes<TYPE>(o, s)
         switch (w.type) {
