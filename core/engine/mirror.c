@@ -398,8 +398,11 @@ static int32_t run_matmul(const struct bp_session *a, struct bp_session *b,
         BP_TRY(bpi_mirror_translate(a, b, c->layer, &y[i], err));
     }
     /* As much in one call as b has in one go; what it has not is composed, as in a step of its own. */
-    struct bpi_site part = {
-        .n_w = m->n_out, .cols = site->cols, .prologue = m->prologue, .epilogue = m->epilogue};
+    struct bpi_site part = {.n_w = m->n_out,
+                            .cols = site->cols,
+                            .prologue = m->prologue,
+                            .epilogue = m->epilogue,
+                            .exact = site->exact};
     const bool whole = m->n_out == site->n_w;
     for (uint32_t i = 0; i < part.n_w; ++i) {
         part.op[i] = site->op[first + i];
@@ -421,6 +424,9 @@ static struct bpi_bound *other_op(const struct bp_session *a, const struct bp_se
 {
     const struct bpi_layer *l = c->layer < 0 ? NULL : &b->layers[c->layer];
     uint32_t first = 0;
+    if (strcmp(c->slot, "dense") == 0 && c->number == BP_DENSE_OP_RMS &&
+        ((const struct bp_dense_rms_args *)c->args)->y.dtype == BP_DT_F32)
+        return l == NULL ? b->rms_f32 : l->rms_f32 != NULL ? l->rms_f32 : l->dense[c->number];
     if (strcmp(c->slot, "dense") == 0) return l == NULL ? b->dense[c->number] : l->dense[c->number];
     if (strcmp(c->slot, "quant") == 0) {
         const struct bpi_site *site = bpi_call_site(a, b, c, &first);
