@@ -1,11 +1,11 @@
 /* weights.c - up-projections of one layer: prepare, expand, absorb.
  * k_b and v_b, or kv_b, are decoded once on the device into one orientation, in the dtype of the activations: f32 holds
  * every decoded value, 16 bits round it as the activations are rounded themselves.
- * Up to ATTN_FEW rows of input, and where dtypes differ, the products are our own kernels; else cuBLAS, batched over heads,
+ * Of one row of input, and where dtypes differ, the products are our own kernels; else cuBLAS, batched over heads,
  * with f32 accumulation and a fixed workspace. Threads: one call per instance. SPDX-License-Identifier: MIT */
 #include "common.h"
 
-enum { ATTN_FEW = 8, MAX_DIM = 1 << 20 };
+enum { MAX_DIM = 1 << 20 };
 
 /* One tensor: rows of row_len numbers, head_rows of them a head. */
 struct part {
@@ -194,7 +194,7 @@ static int32_t product(struct attn_op *o, const struct bp_launch *l, const struc
     const int plain = p->x.dtype == p->w_dtype && p->y.dtype == p->w_dtype && p->x.row <= most &&
                       p->y.row <= most && p->n_row <= most && p->x.row >= p->n_in &&
                       p->y.row >= p->n_out;
-    if (p->n_row > ATTN_FEW && plain) return blas_product(o->common, l, p, op, err);
+    if (p->n_row > 1 && plain) return blas_product(o->common, l, p, op, err);
     return attn_launched(attn_start_product(p, l->stream), op, err);
 }
 

@@ -196,7 +196,8 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) scores_mma_kern
 
 /* ---- choice ---- */
 
-constexpr int PICK_WARPS = 32, PICK_THREADS = PICK_WARPS * 32, BINS = 256;
+constexpr int PICK_WARPS = 32, PICK_THREADS = PICK_WARPS * 32, BINS = 256, OWN = 4;
+static_assert(OWN * PICK_THREADS < 65536, "counts of a stretch fit in 16 bits");
 
 struct pick_room {
     uint32_t count[BINS];
@@ -204,20 +205,33 @@ struct pick_room {
     uint32_t digit, larger;
 };
 
-/* How often each digit at `shift` occurs among keys whose higher digits are `prefix`. Lanes of one digit count once. */
+/* How often each digit at `shift` occurs among keys whose higher digits are `prefix`. Lanes of one digit count once. Several
+ * scores are asked for at a time: one block alone has to hide the latency of memory. */
 __device__ void count_digits(pick_room &room, const float *scores, int n, int shift, uint32_t prefix)
 {
+    constexpr int AHEAD = 8;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (threadIdx.x < BINS) room.count[threadIdx.x] = 0;
     __syncthreads();
-    for (int i0 = 0; i0 < n; i0 += PICK_THREADS) {
-        const int i = i0 + static_cast<int>(threadIdx.x);
-        const uint32_t key = i < n ? bp_cuda::order_key(scores[i]) : 0;
-        const bool in = i < n && (shift == 24 || key >> (shift + 8) == prefix);
-        const uint32_t digit = in ? key >> shift & 255u : BINS;
-        const unsigned same = __match_any_sync(FULL_WARP, digit);
-        if (in && lane == __ffs(static_cast<int>(same)) - 1)
-            atomicAdd(&room.count[digit], static_cast<uint32_t>(__popc(same)));
+    for (int i0 = 0; i0 < n; i0 += AHEAD * PICK_THREADS) {
+        float v[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j) {
+            const int i = i0 + j * PICK_THREADS + static_cast<int>(threadIdx.x);
+            v[j] = i < n ? scores[i] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j) {
+            if (i0 + j * PICK_THREADS >= n) break;
+            const uint32_t key = bp_cuda::order_key(v[j]);
+            const bool in = i0 + j * PICK_THREADS + static_cast<int>(threadIdx.x) < n &&
+                            (shift == 24 || key >> (shift + 8) == prefix);
+            const uint32_t digit = in ? key >> shift & 255u : BINS;
+            if (__all_sync(FULL_WARP, !in)) continue;
+            const unsigned same = __match_any_sync(FULL_WARP, digit);
+            if (in && lane == __ffs(static_cast<int>(same)) - 1)
+                atomicAdd(&room.count[digit], static_cast<uint32_t>(__popc(same)));
+        }
     }
     __syncthreads();
 }
@@ -272,29 +286,42 @@ __global__ void __launch_bounds__(PICK_THREADS) topk_kernel(const attn_select a)
         uint32_t larger;
         const uint32_t least = kth_largest(room, scores, n, k, &larger);
         const uint32_t quota = k - larger; /* how many of those that tie stay: the first */
-        uint32_t n_larger = 0, n_equal = 0;
-        for (int i0 = 0; i0 < n && n_larger + (n_equal < quota ? n_equal : quota) < k; i0 += PICK_THREADS) {
-            const int i = i0 + static_cast<int>(threadIdx.x);
-            const uint32_t key = i < n ? bp_cuda::order_key(scores[i]) : 0;
-            const bool above = i < n && key > least, tie = i < n && key == least;
-            const unsigned above_lanes = __ballot_sync(FULL_WARP, above), tie_lanes = __ballot_sync(FULL_WARP, tie);
-            if (lane == 0)
-                room.warp[warp] = static_cast<uint32_t>(__popc(above_lanes)) |
-                                  static_cast<uint32_t>(__popc(tie_lanes)) << 16;
+        uint32_t n_larger = 0, n_equal = 0; /* in the stretches before */
+        for (int i0 = 0; i0 < n && n_larger + min(n_equal, quota) < k; i0 += OWN * PICK_THREADS) {
+            const int i = i0 + static_cast<int>(threadIdx.x) * OWN; /* this thread's neighbours i .. i + OWN */
+            uint32_t key[OWN], mine = 0;                            /* larger ones low, equal ones high */
+#pragma unroll
+            for (int j = 0; j < OWN; ++j) {
+                key[j] = i + j < n ? bp_cuda::order_key(scores[i + j]) : 0;
+                if (i + j < n) mine += key[j] > least ? 1u : key[j] == least ? 1u << 16 : 0u;
+            }
+            uint32_t before = mine; /* of lower lanes */
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const uint32_t v = __shfl_up_sync(FULL_WARP, before, static_cast<unsigned>(step));
+                if (lane >= step) before += v;
+            }
+            if (lane == 31) room.warp[warp] = before;
+            before -= mine;
             __syncthreads();
-            uint32_t before = 0, all = 0;
+            uint32_t all = 0;
 #pragma unroll 8
             for (int w = 0; w < PICK_WARPS; ++w) {
-                if (w == warp) before = all;
+                if (w == warp) before += all;
                 all += room.warp[w];
             }
-            const unsigned lower = (1u << lane) - 1u;
-            const uint32_t larger_before = n_larger + (before & 0xffffu) + static_cast<uint32_t>(__popc(above_lanes & lower));
-            const uint32_t equal_before = n_equal + (before >> 16) + static_cast<uint32_t>(__popc(tie_lanes & lower));
-            if (above || (tie && equal_before < quota)) {
-                const uint32_t block = static_cast<uint32_t>(i) / a.pool.block_tok;
-                const int64_t slot = static_cast<int64_t>(table[block]) * a.pool.block_tok + i % a.pool.block_tok;
-                idx[larger_before + (equal_before < quota ? equal_before : quota)] = static_cast<int32_t>(slot);
+            uint32_t larger_before = n_larger + (before & 0xffffu), equal_before = n_equal + (before >> 16);
+#pragma unroll
+            for (int j = 0; j < OWN; ++j) {
+                if (i + j >= n || key[j] < least) continue;
+                const bool tie = key[j] == least;
+                if (!tie || equal_before < quota) {
+                    const uint32_t block = static_cast<uint32_t>(i + j) / a.pool.block_tok;
+                    const int64_t slot = static_cast<int64_t>(table[block]) * a.pool.block_tok + (i + j) % a.pool.block_tok;
+                    idx[larger_before + min(equal_before, quota)] = static_cast<int32_t>(slot);
+                }
+                if (tie) ++equal_before;
+                else ++larger_before;
             }
             n_larger += all & 0xffffu;
             n_equal += all >> 16;

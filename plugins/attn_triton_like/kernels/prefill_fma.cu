@@ -62,7 +62,7 @@ __device__ void scores_of(float (&s)[MINE], const float *q, int pitch, const flo
 }
 
 /* DIMS: dimensions of v that a lane adds up. */
-template <int DIMS> __global__ void __launch_bounds__(THREADS, 1) prefill_fma_kernel(const attn_prefill a)
+template <int DIMS> __global__ void __launch_bounds__(THREADS, DIMS <= 8 ? 2 : 1) prefill_fma_kernel(const attn_prefill a)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int head = static_cast<int>(blockIdx.y), seg = static_cast<int>(blockIdx.z);

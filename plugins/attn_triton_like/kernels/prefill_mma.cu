@@ -79,24 +79,34 @@ __device__ __forceinline__ void softmax_step(float (&s)[TILES][4], float (&acc)[
     }
 }
 
-/* The warp's scores of one tile. */
+/* The warp's scores of one tile. Tensor cores cut what they add to a sum instead of rounding it, always towards zero: over
+ * all of QK that would show in the LSE, so every GROUP steps begin at zero and are added up in f32. */
 template <class T, int QK, int V, int TILE>
 __device__ __forceinline__ void scores_of(room<T, QK, V, TILE> &m, float (&s)[TILE / 8][4], int warp, int lane)
 {
+    constexpr int GROUP = 4;
+    static_assert(QK % (GROUP * 16) == 0, "whole groups");
 #pragma unroll
     for (int n = 0; n < TILE / 8; ++n) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
     const T *query = &m.queries[warp * 16 + lane % 16][lane / 16 * 8];
     const T *key = &m.keys[lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8];
+#pragma unroll 1
+    for (int k = 0; k < QK; k += GROUP * 16) {
+        uint32_t q[GROUP][4];
 #pragma unroll
-    for (int k = 0; k < QK; k += 16) {
-        uint32_t q[4];
-        bp_cuda::ldmatrix_x4(q, query + k);
+        for (int g = 0; g < GROUP; ++g) bp_cuda::ldmatrix_x4(q[g], query + k + g * 16);
 #pragma unroll
         for (int n = 0; n < TILE / 8; n += 2) {
-            uint32_t b[4];
-            bp_cuda::ldmatrix_x4(b, key + n * 8 * room<T, QK, V, TILE>::QK_PITCH + k);
-            bp_cuda::mma<T>(s[n], q, b[0], b[1]);
-            bp_cuda::mma<T>(s[n + 1], q, b[2], b[3]);
+            float part[2][4] = {};
+#pragma unroll
+            for (int g = 0; g < GROUP; ++g) {
+                uint32_t b[4];
+                bp_cuda::ldmatrix_x4(b, key + n * 8 * room<T, QK, V, TILE>::QK_PITCH + k + g * 16);
+                bp_cuda::mma<T>(part[0], q[g], b[0], b[1]);
+                bp_cuda::mma<T>(part[1], q[g], b[2], b[3]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) s[n][i] += part[0][i], s[n + 1][i] += part[1][i];
         }
     }
 }
