@@ -154,14 +154,15 @@ static int32_t run_pair(const struct dc_dense *d, const struct bp_launch *l,
                         const struct bp_dense_pair_args *a, uint32_t silu, const char *op,
                         struct bp_error *err)
 {
+    const uint32_t n = a->a.dtype == BP_DT_F32 ? 4 : 8; /* elements of 16 bytes */
     const struct dc_pair p = {.a = rows_of(&a->a),
                               .b = rows_of(&a->b),
                               .y = rows_of(&a->y),
                               .n_rows = a->y.dim[0],
                               .width = a->y.dim[1],
                               .silu = silu,
-                              .wide = a->y.dim[1] % 4 == 0 && a->a.dtype == a->b.dtype &&
-                                      is_wide(&a->a, 4) && is_wide(&a->b, 4) && is_wide(&a->y, 4)};
+                              .wide = a->a.dtype == a->b.dtype && a->y.dim[1] % n == 0 &&
+                                      is_wide(&a->a, n) && is_wide(&a->b, n) && is_wide(&a->y, n)};
     if (!same_rows(&a->a, &a->b)) return fail_shapes(err, op, "a", &a->a, "b", &a->b);
     if (!same_rows(&a->a, &a->y)) return fail_shapes(err, op, "a", &a->a, "y", &a->y);
     if (p.n_rows == 0 || p.width == 0) return BP_OK;

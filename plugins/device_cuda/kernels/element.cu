@@ -36,18 +36,19 @@ template <bool SILU> __device__ float join(float a, float b)
     return SILU ? silu(a) * b : a + b;
 }
 
-/* Four elements a thread where a and b have one dtype and all rows are aligned; both are asked for before either is used. */
+/* Sixteen bytes a thread where a and b have one dtype and all rows are aligned; both are asked for before either is used. */
 template <class T, bool SILU> __global__ void __launch_bounds__(THREADS) pair_kernel(dc_pair p)
 {
-    const int64_t first = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) * 4;
-    const int64_t step = static_cast<int64_t>(gridDim.x) * THREADS * 4;
+    constexpr int VEC = 16 / static_cast<int>(sizeof(T));
+    const int64_t first = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) * VEC;
+    const int64_t step = static_cast<int64_t>(gridDim.x) * THREADS * VEC;
     for (int64_t row = blockIdx.y; row < p.n_rows; row += gridDim.y) {
         for (int64_t at = first; at < p.width; at += step) {
-            float a[4], b[4];
+            float a[VEC], b[VEC];
             load_vec(a, static_cast<const T *>(p.a.data) + row * p.a.stride + at);
             load_vec(b, static_cast<const T *>(p.b.data) + row * p.b.stride + at);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) a[i] = join<SILU>(a[i], b[i]);
+            for (int i = 0; i < VEC; ++i) a[i] = join<SILU>(a[i], b[i]);
             store_any_vec(p.y.data, p.y.dtype, row * p.y.stride + at, a);
         }
     }
@@ -135,7 +136,8 @@ __global__ void __launch_bounds__(THREADS) embed_kernel(dc_embed_args e)
 
 template <bool SILU> static void start_pair(const dc_pair &p, cudaStream_t s)
 {
-    const dim3 grid(grid_x(p.wide != 0 ? p.width / 4 : p.width), grid_y(p.n_rows));
+    const int64_t each = p.wide == 0 ? 1 : p.a.dtype == BP_DT_F32 ? 4 : 8;
+    const dim3 grid(grid_x(p.width / each), grid_y(p.n_rows));
     if (p.wide == 0) {
         pair_any_kernel<SILU><<<grid, THREADS, 0, s>>>(p);
         return;

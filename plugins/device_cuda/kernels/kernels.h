@@ -41,7 +41,7 @@ int32_t dc_start_rope(const struct dc_rope_args *a, void *stream);
 struct dc_pair {
     struct dc_rows a, b, y;
     int64_t n_rows, width;
-    uint32_t silu, wide; /* silu 1: y = silu(a) * b, 0: y = a + b */
+    uint32_t silu, wide; /* silu 1: y = silu(a) * b, 0: y = a + b; wide: 16 bytes of a at once */
 };
 int32_t dc_start_pair(const struct dc_pair *a, void *stream);
 
@@ -55,7 +55,7 @@ struct dc_embed_args {
 };
 int32_t dc_start_embed(const struct dc_embed_args *a, void *stream);
 
-/* Most that topk serves, and the parts that one row of argmax is cut into at most. */
+/* Most that topk serves and keeps in shared memory, and the parts that one row of argmax is cut into at most. */
 enum { DC_MAX_K = 8192, DC_MAX_PARTS = 32 };
 struct dc_pick {
     const float *x;

@@ -1,7 +1,8 @@
 /* pick.cu - argmax and topk: exact, the lowest index on ties, NaN never chosen.
  * Number and index make one 64-bit choice (reduce.cuh), so ties need no rule of their own. argmax cuts a row into parts, one
- * block each; the block that ends last compares the parts. topk takes a block per row: radix select, eight bits a pass, until
- * exactly k are at or above the prefix (four passes unless numbers tie at the edge), then a sort of those k.
+ * block each; the block that ends last compares the parts. topk takes a block per row: a histogram of the leading twelve bits
+ * says which numbers may be among the k, these are gathered in shared memory, radix passes of eight bits over them find the
+ * edge, and the k are sorted. Where more than DC_MAX_K numbers share the leading bits, the passes read the row instead.
  * Integer atomics only, and nothing depends on their order. Not here: which problems are served (dense.c).
  * SPDX-License-Identifier: MIT */
 #include "kernels.h"
@@ -14,7 +15,7 @@ namespace
 
 using namespace bp_cuda;
 
-constexpr int THREADS = 1024, PART = 4096, BINS = 256;
+constexpr int THREADS = 1024, PART = 4096, BINS = 256, COARSE = 4096;
 
 __global__ void __launch_bounds__(THREADS) argmax_kernel(dc_pick p, int n_parts)
 {
@@ -46,16 +47,94 @@ __global__ void __launch_bounds__(THREADS) argmax_kernel(dc_pick p, int n_parts)
     p.arrived[row] = 0; /* as found, for the next call */
 }
 
-/* What the passes agree on; written by the first warp. */
+/* A place of its own for each thread that is here, one atomic for those of a warp that are here together. */
+__device__ uint32_t next_place(uint32_t *n)
+{
+    const unsigned here = __activemask(), lane = threadIdx.x % 32;
+    const int first = __ffs(static_cast<int>(here)) - 1;
+    uint32_t at = 0;
+    if (static_cast<int>(lane) == first) at = atomicAdd(n, static_cast<uint32_t>(__popc(here)));
+    return __shfl_sync(here, at, first) + static_cast<uint32_t>(__popc(here & ((1u << lane) - 1)));
+}
+
+/* f(number, index) for all numbers of a row, in no order; four loads of four numbers are under way before the first is
+ * used, whatever the row's alignment. */
+template <class F> __device__ void each_number(const float *x, int64_t width, F f)
+{
+    constexpr int DEEP = 4;
+    const int64_t to_16 =
+        static_cast<int64_t>((16 - (reinterpret_cast<uintptr_t>(x) & 15)) & 15) / 4;
+    const int64_t head = to_16 < width ? to_16 : width, n = (width - head) / 4, tid = threadIdx.x;
+    const float4 *v = reinterpret_cast<const float4 *>(x + head);
+    if (tid < head) f(x[tid], static_cast<uint32_t>(tid));
+    for (int64_t i = tid; i < n; i += DEEP * THREADS) {
+        float4 q[DEEP];
+#pragma unroll
+        for (int j = 0; j < DEEP; ++j) {
+            if (i + j * THREADS < n) q[j] = v[i + j * THREADS];
+        }
+#pragma unroll
+        for (int j = 0; j < DEEP; ++j) {
+            if (i + j * THREADS >= n) break;
+            const uint32_t at = static_cast<uint32_t>(head + 4 * (i + j * THREADS));
+            f(q[j].x, at);
+            f(q[j].y, at + 1);
+            f(q[j].z, at + 2);
+            f(q[j].w, at + 3);
+        }
+    }
+    const int64_t at = head + 4 * n + tid;
+    if (at < width) f(x[at], static_cast<uint32_t>(at));
+}
+
+/* What the passes agree on. */
 struct state {
     uint64_t prefix;  /* of the choice at the edge */
     int64_t need;     /* choices with this prefix that are still wanted */
     uint32_t n_equal; /* choices with this prefix */
+    uint32_t n_out;   /* choices stored so far */
     uint32_t n_all;   /* numbers of the row that are not NaN */
-    uint32_t n_out;
 };
 
-/* The bin in which the need-th largest lies. Called by the first warp; lane 0 has the highest eight bins. */
+/* The first pass looks at twelve bits: sign, exponent and three of the fraction. Finds the bin in which the k-th largest
+ * lies; n_equal is what it holds, need what is wanted of it. */
+__device__ void find_coarse(const uint32_t *bins, int64_t k, uint32_t (&room)[THREADS / 32],
+                            state &s)
+{
+    static_assert(COARSE == 4 * THREADS, "four bins a thread");
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int top =
+        COARSE - 1 - 4 * static_cast<int>(threadIdx.x); /* thread 0 has the highest four */
+    const uint32_t own = bins[top] + bins[top - 1] + bins[top - 2] + bins[top - 3];
+    uint32_t upto = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const uint32_t before = __shfl_up_sync(FULL_WARP, upto, step);
+        if (lane >= step) upto += before;
+    }
+    if (lane == 31) room[warp] = upto;
+    __syncthreads();
+    uint32_t warps_before = 0, all = 0;
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; ++i) {
+        if (i == warp) warps_before = all;
+        all += room[i];
+    }
+    int64_t above = static_cast<int64_t>(warps_before) + upto - own;
+    if (threadIdx.x == 0) s.n_all = all;
+    if (above >= k || above + own < k) return;
+    for (int bin = top;; --bin) {
+        if (above + bins[bin] >= k) {
+            s.prefix = static_cast<uint64_t>(bin) << 52;
+            s.need = k - above;
+            s.n_equal = bins[bin];
+            return;
+        }
+        above += bins[bin];
+    }
+}
+
+/* The bin, of eight bits, in which the need-th largest lies. Called by the first warp; lane 0 has the highest eight bins. */
 __device__ void find_bin(const uint32_t *bins, int shift, state &s)
 {
     const int lane = static_cast<int>(threadIdx.x);
@@ -63,71 +142,73 @@ __device__ void find_bin(const uint32_t *bins, int shift, state &s)
     for (int i = 0; i < 8; ++i) own += bins[BINS - 1 - 8 * lane - i];
     uint32_t upto = own;
     for (int step = 1; step < 32; step *= 2) {
-        const uint32_t below = __shfl_up_sync(FULL_WARP, upto, step);
-        if (lane >= step) upto += below;
+        const uint32_t before = __shfl_up_sync(FULL_WARP, upto, step);
+        if (lane >= step) upto += before;
     }
     const int64_t need = s.need;
     __syncwarp();
-    if (lane == 31 && shift == 56) s.n_all = upto;
     int64_t above = static_cast<int64_t>(upto - own);
     if (above >= need || static_cast<int64_t>(upto) < need) return;
-    for (int i = 0; i < 8; ++i) {
-        const int bin = BINS - 1 - 8 * lane - i;
-        if (above + bins[bin] < need) {
-            above += bins[bin];
-            continue;
+    for (int bin = BINS - 1 - 8 * lane;; --bin) {
+        if (above + bins[bin] >= need) {
+            s.prefix |= static_cast<uint64_t>(bin) << shift;
+            s.need = need - above;
+            s.n_equal = bins[bin];
+            return;
         }
-        s.prefix |= static_cast<uint64_t>(bin) << shift;
-        s.need = need - above;
-        s.n_equal = bins[bin];
-        return;
+        above += bins[bin];
     }
 }
 
-/* The least choice that is among the k largest, with the bits below the last pass 0; 1 when all numbers are. */
-__device__ uint64_t find_edge(const float *x, int64_t width, int64_t k, uint32_t *bins, state &s)
+/* The least choice that is among the k largest, bits below the last pass 0; each(f) calls f with every choice. There are more
+ * than k of them. */
+template <class EACH> __device__ uint64_t find_edge(int64_t k, uint32_t *bins, state &s, EACH each)
 {
-    if (threadIdx.x == 0) s = {0, k, 0, 0, 0};
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s.prefix = 0;
+        s.need = k;
+    }
     for (int shift = 56; shift >= 0; shift -= 8) {
         __syncthreads();
         if (threadIdx.x < BINS) bins[threadIdx.x] = 0;
         __syncthreads();
         const uint64_t mask = shift == 56 ? 0 : ~uint64_t(0) << (shift + 8), prefix = s.prefix;
-#pragma unroll 4
-        for (int64_t i = threadIdx.x; i < width; i += THREADS) {
-            const uint64_t c = choice(x[i], static_cast<uint32_t>(i));
-            if (c != 0 && (c & mask) == prefix) atomicAdd(bins + (c >> shift & (BINS - 1)), 1u);
-        }
+        each([&](uint64_t c) {
+            if ((c & mask) == prefix) atomicAdd(bins + (c >> shift & (BINS - 1)), 1u);
+        });
         __syncthreads();
         if (threadIdx.x < 32) find_bin(bins, shift, s);
         __syncthreads();
-        if (static_cast<int64_t>(s.n_all) <= k) return 1;
         if (static_cast<int64_t>(s.n_equal) == s.need) break;
     }
     return s.prefix;
 }
 
-__global__ void __launch_bounds__(THREADS) topk_kernel(dc_pick p, int n_sorted)
+/* Leaves in chosen[] what is at or above the edge, which is at most k; each thread carries its part of what lies there. */
+__device__ void keep_above(uint64_t *chosen, int n, uint64_t edge, state &s)
 {
-    extern __shared__ uint64_t chosen[];
-    __shared__ uint32_t bins[BINS];
-    __shared__ state s;
-    static_assert(DC_MAX_K * sizeof(uint64_t) + sizeof(bins) + sizeof(s) <= BP_CUDA_SMEM_MAX,
-                  "fits every chip");
-    const int64_t row = blockIdx.x;
-    const float *x = p.x + row * p.x_stride;
-    const uint64_t edge = find_edge(x, p.width, p.k, bins, s);
-    for (int i = static_cast<int>(threadIdx.x); i < n_sorted; i += THREADS) chosen[i] = 0;
-    __syncthreads();
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < p.width; i += THREADS) {
-        const uint64_t c = choice(x[i], static_cast<uint32_t>(i));
-        if (c >= edge) chosen[atomicAdd(&s.n_out, 1u)] = c;
+    uint64_t mine[DC_MAX_K / THREADS];
+#pragma unroll
+    for (int i = 0; i < DC_MAX_K / THREADS; ++i) {
+        const int at = static_cast<int>(threadIdx.x) + i * THREADS;
+        mine[i] = at < n ? chosen[at] : 0;
     }
-    for (int size = 2; size <= n_sorted; size *= 2) {
+    __syncthreads();
+    if (threadIdx.x == 0) s.n_out = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < DC_MAX_K / THREADS; ++i) {
+        if (mine[i] != 0 && mine[i] >= edge) chosen[next_place(&s.n_out)] = mine[i];
+    }
+}
+
+__device__ void sort_down(uint64_t *chosen, int n)
+{
+    for (int size = 2; size <= n; size *= 2) {
         for (int step = size / 2; step > 0; step /= 2) {
             __syncthreads();
-            for (int i = static_cast<int>(threadIdx.x); i < n_sorted / 2; i += THREADS) {
+            for (int i = static_cast<int>(threadIdx.x); i < n / 2; i += THREADS) {
                 const int low = 2 * i - (i & (step - 1)), high = low + step;
                 const bool down = (low & size) == 0;
                 const uint64_t a = chosen[low], b = chosen[high];
@@ -138,6 +219,54 @@ __global__ void __launch_bounds__(THREADS) topk_kernel(dc_pick p, int n_sorted)
         }
     }
     __syncthreads();
+}
+
+__global__ void __launch_bounds__(THREADS) topk_kernel(dc_pick p, int n_sorted)
+{
+    extern __shared__ uint64_t chosen[]; /* DC_MAX_K of them */
+    __shared__ uint32_t bins[COARSE], room[THREADS / 32];
+    __shared__ state s;
+    static_assert(DC_MAX_K * sizeof(uint64_t) + sizeof(bins) + sizeof(room) + sizeof(s) <=
+                      BP_CUDA_SMEM_MAX,
+                  "fits every chip");
+    const int64_t row = blockIdx.x;
+    const float *x = p.x + row * p.x_stride;
+    for (int i = static_cast<int>(threadIdx.x); i < COARSE; i += THREADS) bins[i] = 0;
+    if (threadIdx.x == 0) s = {0, 0, 0, 0, 0};
+    __syncthreads();
+    each_number(x, p.width, [&](float v, uint32_t) {
+        const uint32_t key = order_key(v);
+        if (key != 0) atomicAdd(bins + (key >> 20), 1u);
+    });
+    __syncthreads();
+    find_coarse(bins, p.k, room, s);
+    __syncthreads();
+    const bool all = static_cast<int64_t>(s.n_all) <= p.k;
+    const int64_t n =
+        all ? s.n_all : p.k - s.need + s.n_equal; /* those in the bin of the edge, or above it */
+    uint64_t edge = all ? 1 : s.prefix;
+    if (n > DC_MAX_K) {
+        edge = find_edge(p.k, bins, s, [&](auto f) {
+            each_number(x, p.width, [&](float v, uint32_t i) {
+                const uint64_t c = choice(v, i);
+                if (c != 0) f(c);
+            });
+        });
+    }
+    each_number(x, p.width, [&](float v, uint32_t i) {
+        const uint64_t c = choice(v, i);
+        if (c != 0 && c >= edge) chosen[next_place(&s.n_out)] = c;
+    });
+    __syncthreads();
+    if (n <= DC_MAX_K && n > p.k) {
+        edge = find_edge(p.k, bins, s, [&](auto f) {
+            for (int i = static_cast<int>(threadIdx.x); i < n; i += THREADS) f(chosen[i]);
+        });
+        keep_above(chosen, static_cast<int>(n), edge, s);
+        __syncthreads();
+    }
+    for (int i = static_cast<int>(s.n_out + threadIdx.x); i < n_sorted; i += THREADS) chosen[i] = 0;
+    sort_down(chosen, n_sorted);
     for (int64_t i = threadIdx.x; i < p.k; i += THREADS) {
         const int32_t id = choice_index(chosen[i]);
         p.ids[row * p.id_stride + i] = id;
@@ -162,13 +291,11 @@ int32_t dc_start_topk(const dc_pick *p, void *stream)
 {
     int n_sorted = 64;
     while (n_sorted < p->k) n_sorted *= 2;
-    const int n_bytes = n_sorted * static_cast<int>(sizeof(uint64_t));
-    if (n_bytes > 48 * 1024) {
-        const cudaError_t e =
-            cudaFuncSetAttribute(topk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
-        if (e != cudaSuccess) return cudaGetLastError();
-    }
-    topk_kernel<<<static_cast<unsigned>(p->n_rows), THREADS, static_cast<size_t>(n_bytes),
+    constexpr int N_BYTES = DC_MAX_K * static_cast<int>(sizeof(uint64_t));
+    const cudaError_t e =
+        cudaFuncSetAttribute(topk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, N_BYTES);
+    if (e != cudaSuccess) return cudaGetLastError();
+    topk_kernel<<<static_cast<unsigned>(p->n_rows), THREADS, N_BYTES,
                   static_cast<cudaStream_t>(stream)>>>(*p, n_sorted);
     return cudaGetLastError();
 }

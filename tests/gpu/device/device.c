@@ -297,6 +297,10 @@ static float number(int kind)
         return NAN;
     case 5:
         return dice() % 3 == 0 ? INFINITY : dice() % 2 == 0 ? -INFINITY : -0.0f * v;
+    case 6:
+        return -INFINITY;
+    case 7:
+        return dice() % 50 != 0 ? -INFINITY : v;
     default:
         return v;
     }
@@ -370,11 +374,12 @@ static void check_choices(void)
             char text[96];
             int good = 1;
             if (ks[j] > widths[w]) continue;
-            for (int kind = 0; kind < 6; ++kind)
+            for (int kind = 0; kind < 8; ++kind)
                 good = pick(kind == 0 ? 3 : kind == 1 ? 5 : 1, widths[w], ks[j], kind) && good;
-            (void)snprintf(text, sizeof text,
-                           "%lld of %lld: normal, ties, all equal, few, none, infinities",
-                           (long long)ks[j], (long long)widths[w]);
+            (void)snprintf(
+                text, sizeof text,
+                "%lld of %lld: normal, ties, all equal, few, none, infinities, minus infinity",
+                (long long)ks[j], (long long)widths[w]);
             check(good, text);
         }
     }
