@@ -178,13 +178,18 @@ static void blame(struct judged *j, uint32_t side)
     if (j->e->blamed == 0) j->e->blamed = side;
 }
 
-static void judge_row(struct judged *j, const struct rows *v, uint64_t n)
+/* d: of b against a. */
+static void judge_row(struct judged *j, const struct rows *v, uint64_t n,
+                      const struct bpi_ab_row *d)
 {
     const float *exact = j->exact_a ? v->a : j->exact_b ? v->b : v->exact;
-    if (!bpi_ab_row_right(v->b, exact, v->base, n, j->dtype, j->inner, NULL)) blame(j, 2);
-    if (!bpi_ab_row_right(v->a, exact, v->base, n, j->dtype, j->inner, NULL)) blame(j, 1);
+    if (v->b != exact && !bpi_ab_row_right(v->b, exact, v->base, n, j->dtype, j->inner, NULL))
+        blame(j, 2);
+    if (v->a != exact && !bpi_ab_row_right(v->a, exact, v->base, n, j->dtype, j->inner, NULL))
+        blame(j, 1);
     if (v->base == NULL) return;
-    const struct bpi_ab_row base = bpi_ab_row(exact, v->base, n);
+    const struct bpi_ab_row base =
+        exact == v->a && v->base == v->b ? *d : bpi_ab_row(exact, v->base, n);
     if (base.max_abs > j->e->op.baseline_max_abs) j->e->op.baseline_max_abs = base.max_abs;
     j->e->base_d2 += base.d2;
     j->e->base_a2 += base.a2;
@@ -218,7 +223,7 @@ static void count_row(struct shadow *s, const struct bpi_call *c, struct judged 
     const struct bpi_ab_row d = bpi_ab_row(v->a, v->b, n);
     bpi_ab_count(j->e, &d, pos);
     if (!j->doubtful) return;
-    judge_row(j, v, n);
+    judge_row(j, v, n, &d);
 }
 
 /* Calls fn for each row of dim 0, in blocks. */
