@@ -385,6 +385,53 @@ static void check_choices(void)
     }
 }
 
+/* ---- upload ---- */
+
+/* A part of a table that is larger than both pinned buffers, its rows cut out of longer ones. */
+static void check_table(void)
+{
+    enum { COLS = 2048, ROWS = 5000, LEFT = 512, RIGHT = 1535, FIRST = 100, LAST = 4900, N = 64 };
+    const int64_t width = RIGHT - LEFT;
+    float *table = malloc((size_t)ROWS * COLS * sizeof *table),
+          *y = malloc((size_t)(N * width) * sizeof *y);
+    int32_t ids[N];
+    void *handle = NULL, *gi = gpu(sizeof ids), *gy = gpu((uint64_t)(N * width) * 4);
+    struct bp_weight_info info = {.h = BP_HDR(struct bp_weight_info, n_bytes)};
+    const struct bp_raw raw = {.h = BP_HDR(struct bp_raw, reserved),
+                               .data = table,
+                               .n_bytes = (uint64_t)ROWS * COLS * sizeof *table,
+                               .type = BP_GGUF_F32,
+                               .n_dim = 2,
+                               .ne = {COLS, ROWS, 1, 1},
+                               .begin = {LEFT, FIRST, 0, 0},
+                               .end = {RIGHT, LAST, 1, 1},
+                               .name = "table",
+                               .scale = 1.0f};
+    for (int64_t i = 0; i < (int64_t)ROWS * COLS; ++i) table[i] = (float)(i % 16777213);
+    for (int i = 0; i < N; ++i)
+        ids[i] = i == 0 ? 0 : i == 1 ? LAST - FIRST - 1 : (int32_t)(dice() % (LAST - FIRST));
+    MUST(dense->prepare(dense_op.self, &raw, &handle, &info, &err));
+    memset(table, 0xff, (size_t)ROWS * COLS * sizeof *table); /* the upload has to be over */
+    const struct bp_launch l = launch_of(NULL, NULL, 0);
+    const struct bp_dense_embed_args a = {
+        .h = BP_HDR(struct bp_dense_embed_args, y),
+        .table = handle,
+        .ids = {.data = gi, .dtype = BP_DT_I32, .ndim = 1, .dim = {N}, .stride = {1}},
+        .y = tensor(gy, BP_DT_F32, N, width, width)};
+    up(gi, ids, sizeof ids);
+    MUST(dense->embed(dense_op.self, &l, &a, &err));
+    down(y, gy, (uint64_t)(N * width) * 4);
+    int good = info.n_bytes == (uint64_t)(LAST - FIRST) * (uint64_t)width * 4;
+    for (int64_t i = 0; i < N * width && good; ++i) {
+        const int64_t at = (FIRST + (int64_t)ids[i / width]) * COLS + LEFT + i % width;
+        good = y[i] == (float)(at % 16777213);
+    }
+    check(good, "rows of a table that was cut out of a larger one and takes several buffers");
+    dense->release(dense_op.self, handle);
+    give(gi), give(gy);
+    free(table), free(y);
+}
+
 /* ---- microseconds ---- */
 
 enum { MANY = 64, REPLAYS = 7 };
@@ -553,6 +600,7 @@ int main(int argc, char **argv)
         check_streams();
         check_graphs();
         check_choices();
+        check_table();
         measure_all();
     }
     device->stream_destroy(device_op.self, stream);
