@@ -26,7 +26,7 @@ static void walk(uint32_t mode)
     uint64_t n = 1 + seed() % STRIDE, n_told = 0;
     for (int i = 0; i < 12; ++i) ids[i] = i * 11 + 1;
     for (int i = 0; i < 2; ++i) {
-        must(bp_config_create(&cfg[i], &err), &err);
+        must(plain_config(&cfg[i], &err), &err);
         must(bp_config_set(cfg[i], "engine.ctx=32", &err), &err);
         must(bp_config_set(cfg[i], "engine.threads=1", &err), &err);
         must(bp_config_set(cfg[i], i == 0 ? "kv.dtype=f32" : "kv.dtype=bf16", &err), &err);

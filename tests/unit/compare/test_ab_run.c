@@ -128,7 +128,7 @@ static struct duel duel(const char *path, uint32_t mode, const char *const *a, c
     for (int i = 0; i < N_IDS; ++i) ids[i] = (i * 37 + 11) % 250 + 1;
     for (int side = 0; side < 2; ++side) {
         const char *const *set = side == 0 ? a : b;
-        must(bp_config_create(&d.cfg[side], &d.err), &d.err);
+        must(plain_config(&d.cfg[side], &d.err), &d.err);
         must(bp_config_add_plugin(d.cfg[side], query, &d.err), &d.err);
         must(bp_config_set(d.cfg[side], "engine.ctx=128", &d.err), &d.err);
         must(bp_config_set(d.cfg[side], "engine.threads=1", &d.err), &d.err);
@@ -394,7 +394,7 @@ START_TEST(the_caller_can_stop)
         const int32_t ids[] = {1, 2, 3, 4, 5, 6};
         const struct bp_callbacks cb = {
             .h = BP_HDR(struct bp_callbacks, progress), .ctx = &n, .progress = stop_later};
-        must(bp_config_create(&cfg, &err), &err);
+        must(plain_config(&cfg, &err), &err);
         must(bp_model_open(ZOO("zoo-v3"), cfg, NULL, &m, &err), &err);
         struct bp_ab_params p = {.h = BP_HDR(struct bp_ab_params, cb),
                                  .ids = ids,

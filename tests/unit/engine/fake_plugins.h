@@ -137,7 +137,7 @@ static inline struct bp_config *fake_config(const char *const *settings)
 {
     struct bp_error err = BP_ERROR_INIT;
     struct bp_config *cfg;
-    must(bp_config_create(&cfg, &err), &err);
+    must(plain_config(&cfg, &err), &err);
     for (size_t i = 0; settings != NULL && settings[i] != NULL; ++i)
         must(bp_config_set(cfg, settings[i], &err), &err);
     fakes[0].fail_layer = fakes[1].fail_layer = -1;

@@ -27,7 +27,7 @@ static struct bp_config *config(const char *const *set)
 {
     struct bp_error err = BP_ERROR_INIT;
     struct bp_config *c = NULL;
-    must(bp_config_create(&c, &err), &err);
+    must(plain_config(&c, &err), &err);
     must(bp_config_add_plugin(c, gpu_query, &err), &err);
     for (size_t i = 0; set[i] != NULL; ++i) must(bp_config_set(c, set[i], &err), &err);
     return c;

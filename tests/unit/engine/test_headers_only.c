@@ -11,7 +11,7 @@ START_TEST(looks_but_does_not_run)
     struct bp_session *s = NULL;
     int32_t *ids = NULL;
     size_t n = 0;
-    must(bp_config_create(&cfg, &err), &err);
+    must(plain_config(&cfg, &err), &err);
     must(bp_model_open_headers(ZOO("zoo-v3"), cfg, NULL, &m, &err), &err);
     ck_assert_str_eq(bp_model_arch(m), "deepseek2");
     ck_assert_uint_eq(bp_model_n_vocab(m), 264);

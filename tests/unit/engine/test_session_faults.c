@@ -130,7 +130,7 @@ START_TEST(wrong_limits_are_refused_with_the_key)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
         struct rig r = {0};
         struct bp_error err = BP_ERROR_INIT;
-        must(bp_config_create(&r.cfg, &err), &err);
+        must(plain_config(&r.cfg, &err), &err);
         for (size_t k = 0; cases[i].set[k] != NULL; ++k)
             must(bp_config_set(r.cfg, cases[i].set[k], &err), &err);
         int32_t rc = bp_model_open(ZOO("zoo-v3"), r.cfg, NULL, &r.model, &err);

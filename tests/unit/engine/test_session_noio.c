@@ -105,7 +105,7 @@ static int32_t load_and_step(const struct way *w, struct rig *r, struct bp_error
 {
     int32_t *ids = NULL;
     size_t n = 0;
-    BP_TRY(bp_config_create(&r->cfg, err));
+    BP_TRY(plain_config(&r->cfg, err));
     BP_TRY(bp_config_load(r->cfg, ini, err));
     if (w->setting != NULL) BP_TRY(bp_config_set(r->cfg, w->setting, err));
     BP_TRY(bp_model_open(w->shards ? first_shard : ZOO("zoo-v3"), r->cfg, NULL, &r->model, err));

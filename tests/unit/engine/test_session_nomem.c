@@ -18,7 +18,7 @@ static void walk(bool onward)
     for (;; ++n) {
         struct rig r = {0};
         struct bp_error err = BP_ERROR_INIT;
-        must(bp_config_create(&r.cfg, &err), &err);
+        must(plain_config(&r.cfg, &err), &err);
         for (size_t i = 0; settings[i] != NULL; ++i)
             must(bp_config_set(r.cfg, settings[i], &err), &err);
         alloc_fail_arm(n, onward);

@@ -64,7 +64,7 @@ START_TEST(shortened_between_two_reads)
     struct bp_error err = BP_ERROR_INIT;
     struct bp_config *one = NULL;
     struct bp_manifest *m = NULL;
-    must(bp_config_create(&one, &err), &err);
+    must(plain_config(&one, &err), &err);
     must(bp_config_set(one, "engine.threads=1", &err), &err);
     expect_io(bp_file_hash(f, one, &cb, &m, &err), &err, "shortened");
     ck_assert_ptr_null(m);
@@ -80,7 +80,7 @@ START_TEST(opening_a_session)
     long n = copy_file(ZOO("zoo-v3"), path);
     struct rig r = {0};
     struct bp_error err = BP_ERROR_INIT;
-    must(bp_config_create(&r.cfg, &err), &err);
+    must(plain_config(&r.cfg, &err), &err);
     must(bp_model_open(path, r.cfg, NULL, &r.model, &err), &err);
     ck_assert_int_eq(truncate(path, n / 2), 0);
     expect_io(bp_session_open(r.model, r.cfg, NULL, &r.s, &err), &err, "bytes when it was opened");

@@ -53,7 +53,7 @@ static struct rig open_copy(struct lines *l)
     struct bp_error err = BP_ERROR_INIT;
     const struct bp_callbacks cb = {
         .h = BP_HDR(struct bp_callbacks, progress), .ctx = l, .log = take_line};
-    must(bp_config_create(&r.cfg, &err), &err);
+    must(plain_config(&r.cfg, &err), &err);
     must(bp_config_set(r.cfg, "engine.log=info", &err), &err);
     must(bp_config_set(r.cfg, "engine.ctx=64", &err), &err);
     must(bp_model_open(COPY, r.cfg, &cb, &r.model, &err), &err);
