@@ -1,9 +1,11 @@
 /* plan.c - see plan.h. Threads: pure. SPDX-License-Identifier: MIT */
 #include "plan.h"
 
-/* Parts that are aimed at for each item the device works on at a time: with four, the last of them to end leaves little of
- * it idle; with more, the joining costs more than that. */
+/* Most parts for each block of threads that the device works on at a time, counting all blocks of heads: with four, the last
+ * of them to end leaves little of it idle even when rows differ in length. */
 enum { WAVES = 4 };
+/* What a block costs besides its keys, and what joining a part costs for each head, in keys. */
+enum { BLOCK_COST = 128, JOIN_COST = 1 };
 
 static uint64_t mul(uint64_t a, uint64_t b)
 {
@@ -57,15 +59,59 @@ struct attn_plan_bounds attn_plan_bounds(const struct attn_plan_shape *s)
     return b;
 }
 
-/* Keys of a part. */
-static uint64_t part_keys(const struct attn_plan_shape *s, const int32_t *len)
+static uint64_t round_up(uint64_t keys)
 {
-    uint64_t total = 0, keys;
-    if (s->fixed != 0) return s->fixed;
-    for (uint32_t i = 0; i < s->n_row; ++i) total += len[i] > 0 ? (uint64_t)len[i] : 0;
-    keys = (total + target(s) - 1) / target(s);
     keys = (keys + ATTN_KEY_STEP - 1) / ATTN_KEY_STEP * ATTN_KEY_STEP;
     return keys < ATTN_MIN_PART ? ATTN_MIN_PART : keys;
+}
+
+/* About how long a step takes with parts of this many keys: whole rounds of the device at the mean part, the last round at
+ * the longest, and the joining. In keys; only comparisons of it mean something. */
+static uint64_t cost(const struct attn_plan_shape *s, const int32_t *len, uint64_t total,
+                     uint64_t keys)
+{
+    const uint64_t blocks = (s->n_head + ATTN_HEAD_BLOCK - 1) / ATTN_HEAD_BLOCK,
+                   n_slot = s->n_slot != 0 ? s->n_slot : 1;
+    uint64_t n_item = 0, n_part = 0, longest = 0;
+    for (uint32_t i = 0; i < s->n_row; ++i) {
+        const uint64_t n_key = len[i] > 0 ? (uint64_t)len[i] : 0, n = splits(n_key, keys);
+        n_item += n;
+        if (n > 1) n_part += n;
+        if ((n_key + n - 1) / n > longest) longest = (n_key + n - 1) / n;
+    }
+    const uint64_t n_block = n_item * blocks, rounds = n_block / n_slot, rest = n_block % n_slot;
+    const uint64_t mean = total / (n_item != 0 ? n_item : 1) + BLOCK_COST;
+    return rounds * mean + (rest != 0 ? longest + BLOCK_COST : 0) +
+           n_part * s->n_head * JOIN_COST / n_slot;
+}
+
+/* Keys of a part: the cheapest of a few sizes around one, two, three, four parts for each block of threads, and of those
+ * that cut the longest row evenly. */
+static uint64_t part_keys(const struct attn_plan_shape *s, const int32_t *len)
+{
+    uint64_t total = 0, longest = 0, best = 0, best_cost = UINT64_MAX;
+    if (s->fixed != 0) return s->fixed;
+    for (uint32_t i = 0; i < s->n_row; ++i) {
+        const uint64_t n = len[i] > 0 ? (uint64_t)len[i] : 0;
+        total += n;
+        if (n > longest) longest = n;
+    }
+    const uint64_t least =
+        round_up((total + target(s) - 1) / target(s)); /* no smaller: the bounds stand on it */
+    for (uint64_t wave = 1; wave <= WAVES; ++wave) {
+        const uint64_t even = round_up((total * WAVES / wave + target(s) - 1) / target(s)),
+                       n = splits(longest, even);
+        const uint64_t tries[] = {even, round_up((longest + n - 1) / n),
+                                  n > 1 ? round_up((longest + n - 2) / (n - 1)) : even};
+        for (uint32_t i = 0; i < sizeof tries / sizeof tries[0]; ++i) {
+            const uint64_t keys = tries[i] > least ? tries[i] : least,
+                           c = cost(s, len, total, keys);
+            if (c >= best_cost) continue;
+            best_cost = c;
+            best = keys;
+        }
+    }
+    return best;
 }
 
 uint64_t attn_plan_build(const struct attn_plan_shape *s, const int32_t *len,
