@@ -22,7 +22,6 @@ struct moe_op {
     struct bp_cuda_staging staging; /* of prepare() */
     void *stage;                    /* device memory where rows wait to be packed */
     uint64_t stage_bytes;
-    int kernels_ready;
 };
 
 /* A handle: the experts of one layer. n == 0 or n_ff == 0: none of that kind. */

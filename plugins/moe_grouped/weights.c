@@ -202,11 +202,6 @@ static int32_t layer_open(struct moe_op *op, const struct bp_moe_weights *w, str
 {
     struct bp_raw gate = w->gate, up = w->up;
     BP_TRY(bp_cuda_use(op->dev, err, MOE_NAME, "prepare"));
-    if (!op->kernels_ready) {
-        BP_TRY(bp_cuda_status(err, MOE_NAME, "prepare", (cudaError_t)moe_kernels_init(),
-                              "the kernels cannot be used"));
-        op->kernels_ready = 1;
-    }
     if (w->gate_up.data != NULL) BP_TRY(split_gate_up(&w->gate_up, &gate, &up, err));
     BP_TRY(experts_open(op, y, 0, &gate, &up, &w->down, &y->routed, err));
     BP_TRY(

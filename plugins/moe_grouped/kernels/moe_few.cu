@@ -14,6 +14,7 @@
 #include "backplane/cuda/convert.cuh"
 #include "backplane/cuda/reduce.cuh"
 #include "moe_decode.cuh"
+#include "moe_tile.cuh"
 
 namespace
 {
@@ -274,12 +275,6 @@ __device__ __forceinline__ const uint8_t *row_of(const moe_mat &m, int expert, i
     return m.data + expert * m.expert_bytes + r * m.row_bytes;
 }
 
-/* -inf gives 0 and not -inf / inf, which is NaN. */
-__device__ __forceinline__ float silu(float v)
-{
-    return v == -INFINITY ? 0.0f : v / (1.0f + expf(-v));
-}
-
 /* h of one pair, all columns that down reads; those outside of n_ff are zero. Blocks from n on in y are pairs of the
  * second call. */
 template <uint32_t TYPE, int PLANES>
@@ -315,7 +310,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int row = at + i - c.e.left;
     const float g = (i == 0 ? acc[0] : acc[1]) * c.e.gate.scale, u = (i == 0 ? acc[2] : acc[3]) * c.e.up.scale;
     static_cast<float *>(c.h)[static_cast<int64_t>(pair) * c.e.width + at + i] =
-        row >= 0 && row < c.e.n_ff ? silu(g) * u : 0.0f;
+        row >= 0 && row < c.e.n_ff ? moe::silu(g) * u : 0.0f;
 }
 
 /* Rows [col, col + n_col) of down for one pair. */

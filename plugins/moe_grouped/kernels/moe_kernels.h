@@ -102,8 +102,8 @@ int32_t moe_launch_few_outer(const struct moe_call *routed, const struct moe_cal
 /* Many tokens: tiles of rows of x that share an expert. */
 int32_t moe_launch_many_inner(const struct moe_call *routed, const struct moe_call *shared, void *stream);
 int32_t moe_launch_many_outer(const struct moe_call *routed, const struct moe_call *shared, void *stream);
-/* Lets the kernels use the shared memory they need; once per device, before the first capture. */
-int32_t moe_kernels_init(void);
+/* One call of them for bf16 activations; many_inner and many_outer come here. */
+int32_t moe_launch_tile(const struct moe_call *c, int32_t inner, void *stream);
 
 #ifdef __cplusplus
 }
