@@ -115,7 +115,7 @@ class Bench(CliCase):
     def fake(self):
         """A device whose memory the host cannot touch, and whose work waits: from the tests of the kit."""
         folder = os.path.realpath(self.tmp)
-        for name in ("backplane-fake_sound.so", "libcuda.so.1"):
+        for name in ("backplane-fake.so", "libcuda.so.1"):
             path = os.path.join(BUILD, "tests", "check", "plugins", name)
             if not os.path.exists(path):
                 self.skipTest("the fake device was not built")
@@ -129,11 +129,11 @@ class Bench(CliCase):
         j = self.good_json("bench", *fake)
         rows = self.rows(j)
         self.assertEqual({r["op"] for r in rows}, OPS)
-        self.assertEqual({r["provider"] for r in rows}, {"fake_sound"})
+        self.assertEqual({r["provider"] for r in rows}, {"fake"})
         self.assertEqual(j["device"]["kind"], "cuda")
         self.assertIn(True, {r["graph"] for r in rows})
         j = self.good_json("bench", "--shape", "tiny", "--layers", "3", "--prefill", "16", "-n", "4", *fake)
-        self.assertEqual({s["provider"] for s in j["backends"]["slots"] if s["slot"] == "quant"}, {"fake_sound"})
+        self.assertEqual({s["provider"] for s in j["backends"]["slots"] if s["slot"] == "quant"}, {"fake"})
 
     def test_refused(self):
         self.refused("bench", "--op", "nothing", *HOST, says=("'nothing'", "quant.matmul"), code="E_ARG")
