@@ -51,10 +51,10 @@ static int32_t input_for(struct call *c, const struct qg_weight *w, int64_t firs
     const struct bp_quant_matmul_args *a = c->a;
     const struct bp_tensor t = tokens(&a->x, first, n);
     const int norm = a->prologue == BP_PROLOGUE_RMS;
-    const int64_t whole = w->planes != 0 ? w->n_steps * qg_step_cols(w->type) : w->cover;
-    *parts = w->planes != 0 ? plan_parts(t.dtype) : 0;
+    const int64_t whole = w->layout != QG_BLOCKS ? w->n_steps * qg_step_cols(w->type) : w->cover;
+    *parts = w->layout != QG_BLOCKS ? plan_parts(t.dtype) : 0;
     if (!norm && w->skip == 0 && whole == w->cols &&
-        t.dtype == (w->planes != 0 ? BP_DT_BF16 : BP_DT_F32) && bp_cuda_aligned(&t, 16)) {
+        t.dtype == (w->layout != QG_BLOCKS ? BP_DT_BF16 : BP_DT_F32) && bp_cuda_aligned(&t, 16)) {
         *x = t.data;
         *ld = t.stride[0];
         return BP_OK;
@@ -86,8 +86,7 @@ static int32_t input_for(struct call *c, const struct qg_weight *w, int64_t firs
 
 static int alike(const struct qg_weight *a, const struct qg_weight *b)
 {
-    return a->planes == b->planes && a->type == b->type && a->skip == b->skip &&
-           a->cover == b->cover;
+    return a->type == b->type && a->skip == b->skip && a->cover == b->cover;
 }
 
 /* One launch: weights that lie alike, for tokens [first, first + n). */
@@ -98,7 +97,7 @@ static int32_t pass(struct call *c, struct qg_gemv *g, int64_t first, int64_t n)
     BP_TRY(input_for(c, w, first, n, &g->x, &g->x_ld, &g->parts));
     g->n_tok = (uint32_t)n;
     g->partial = c->s.partial;
-    if (w->planes == 0) return launched(c, qg_rows_launch(g, c->l->stream));
+    if (w->layout == QG_BLOCKS) return launched(c, qg_rows_launch(g, c->l->stream));
     for (uint32_t i = 0; i < g->n_w; ++i) strips += (g->w[i]->rows + QG_STRIP - 1) / QG_STRIP;
     g->blocks = plan_gemv(strips, w->n_steps, bp_cuda_sms(c->l, c->o->dev),
                           (uint32_t)qg_blocks_per_sm(w->type));
@@ -155,32 +154,53 @@ static cudaDataType_t blas_type(uint32_t dtype)
     return dtype == BP_DT_F32 ? CUDA_R_32F : dtype == BP_DT_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-/* y (n_tok, n) = scale * W x for rows of a weight that lie decoded in s.slab. */
-static int32_t multiply(const struct call *c, const struct bp_tensor *x, int64_t n, float scale,
-                        void *y, int64_t y_ld, uint32_t y_dtype)
+/* Rows of a weight as cuBLAS takes them, in the dtype of x. */
+struct rows {
+    const void *data;
+    int64_t ld; /* elements from row to row */
+};
+
+/* Decoded into the slab, or where they lie if they are such already. */
+static int32_t rows_of(const struct call *c, uint32_t i, uint32_t dtype, int64_t row, int64_t n,
+                       struct rows *out)
 {
-    const float zero = 0.0f;
-    const cublasStatus_t s =
-        cublasGemmEx(c->o->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)c->n_tok, (int)c->cols,
-                     &scale, c->s.slab, blas_type(x->dtype), (int)plan_slab_ld(c->cols), x->data,
-                     blas_type(x->dtype), (int)x->stride[0], &zero, y, blas_type(y_dtype),
-                     (int)y_ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    const struct qg_weight *w = c->w[i];
+    const uint32_t is = w->type == BP_GGUF_F32    ? BP_DT_F32
+                        : w->type == BP_GGUF_F16  ? BP_DT_F16
+                        : w->type == BP_GGUF_BF16 ? BP_DT_BF16
+                                                  : BP_DT_NONE;
+    if (is == dtype) {
+        out->ld = w->pitch / bp_dtype_bytes(dtype);
+        out->data = w->data + row * w->pitch + w->skip * bp_dtype_bytes(dtype);
+        return BP_OK;
+    }
+    out->ld = plan_slab_ld(c->cols);
+    out->data = c->s.slab;
+    const struct qg_dequant d = {.w = w,
+                                 .y = c->s.slab,
+                                 .row = row,
+                                 .n_rows = n,
+                                 .y_stride = out->ld,
+                                 .y_dtype = dtype,
+                                 .unscaled = 1};
+    return launched(c, qg_dequant_launch(&d, c->l->stream));
+}
+
+/* y (n_tok, n) = scale * W x for n rows of weight i from `row` on. */
+static int32_t multiply(const struct call *c, const struct bp_tensor *x, uint32_t i, int64_t row,
+                        int64_t n, void *y, int64_t y_ld, uint32_t y_dtype)
+{
+    const float zero = 0.0f, scale = c->w[i]->scale;
+    struct rows w;
+    BP_TRY(rows_of(c, i, x->dtype, row, n, &w));
+    const cublasStatus_t s = cublasGemmEx(
+        c->o->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)c->n_tok, (int)c->cols, &scale, w.data,
+        blas_type(x->dtype), (int)w.ld, x->data, blas_type(x->dtype), (int)x->stride[0], &zero, y,
+        blas_type(y_dtype), (int)y_ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     if (s == CUBLAS_STATUS_SUCCESS) return BP_OK;
     return bp_error_number(c->err, BP_E_DEVICE, QG_NAME, "quant.matmul",
                            "cuBLAS refused the product (status ", s,
                            "); the device may be out of resources");
-}
-
-static int32_t decode_rows(const struct call *c, uint32_t i, uint32_t dtype, int64_t row, int64_t n)
-{
-    const struct qg_dequant d = {.w = c->w[i],
-                                 .y = c->s.slab,
-                                 .row = row,
-                                 .n_rows = n,
-                                 .y_stride = plan_slab_ld(c->cols),
-                                 .y_dtype = dtype,
-                                 .unscaled = 1};
-    return launched(c, qg_dequant_launch(&d, c->l->stream));
 }
 
 /* Rows [row, row + n) of output i. cuBLAS writes y itself where that is all there is to do. */
@@ -189,14 +209,10 @@ static int32_t slab(const struct call *c, const struct bp_tensor *x, uint32_t i,
 {
     const int add = i == 0 && c->a->epilogue == BP_EPILOGUE_ADD;
     const struct bp_tensor y = columns(&c->y[i], row, n);
-    BP_TRY(decode_rows(c, i, x->dtype, row, n));
     if (c->silu == 0 && !add && (y.dtype == BP_DT_F32 || y.dtype == x->dtype))
-        return multiply(c, x, n, c->w[i]->scale, y.data, y.stride[0], y.dtype);
-    BP_TRY(multiply(c, x, n, c->w[i]->scale, c->s.sums[0], n, BP_DT_F32));
-    if (c->silu != 0) {
-        BP_TRY(decode_rows(c, 1, x->dtype, row, n));
-        BP_TRY(multiply(c, x, n, c->w[1]->scale, c->s.sums[1], n, BP_DT_F32));
-    }
+        return multiply(c, x, i, row, n, y.data, y.stride[0], y.dtype);
+    BP_TRY(multiply(c, x, i, row, n, c->s.sums[0], n, BP_DT_F32));
+    if (c->silu != 0) BP_TRY(multiply(c, x, 1, row, n, c->s.sums[1], n, BP_DT_F32));
     struct qg_finish f = {.a = c->s.sums[0],
                           .b = c->silu != 0 ? c->s.sums[1] : NULL,
                           .ab_stride = n,

@@ -53,8 +53,9 @@ const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_b
     if (step_cols > 0) {
         out->n_steps =
             out->cover > 0 ? round_up(out->cover, step_cols) / step_cols : 1; /* of zeros */
-        out->pitch = out->n_steps * step_bytes;
-        if (!times((uint64_t)strips, (uint64_t)out->pitch, &n)) return "is too large";
+        out->pitch = out->n_steps * (step_bytes > 0 ? step_bytes : step_cols * block_bytes);
+        if (!times((uint64_t)strips * (step_bytes > 0 ? 1 : PLAN_STRIP), (uint64_t)out->pitch, &n))
+            return "is too large";
     } else {
         /* Blocks of one element are read eight at a time: rows are whole runs of them, the rest zeros. */
         if (elems == 1) out->cover = round_up(out->cover, 8);

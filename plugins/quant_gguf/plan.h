@@ -20,16 +20,16 @@ struct plan_weight {
     int64_t rows, cols;    /* owned */
     int64_t first_block;   /* of a row of the file */
     int64_t skip, cover;   /* columns before the first owned one; columns stored */
-    int64_t n_steps;       /* planes only */
-    int64_t pitch;         /* bytes of a strip (planes) or row */
+    int64_t n_steps;       /* of a strip; 0 where blocks stay rows */
+    int64_t pitch;         /* bytes of a strip of planes, else of a row */
     int64_t row_bytes;     /* of the stored blocks of a row, as the file has them */
     int64_t file_pitch;    /* bytes of a whole row of the file */
     uint64_t data_bytes;   /* planes or rows */
     uint64_t n_bytes;      /* with the counters behind them */
     uint64_t counters_at;
 };
-/* One matrix or a part of it, of a type with blocks of elems columns in block_bytes. step_cols, step_bytes: of the planes,
- * 0 for types that stay blocks. NULL, or what is wrong with raw: one clause without its numbers. */
+/* One matrix or a part of it, of a type with blocks of elems columns in block_bytes. step_cols, step_bytes: of planes;
+ * step_bytes 0: rows padded to whole steps and strips; both 0: rows of blocks. NULL, or what is wrong with raw: one clause without its numbers. */
 const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_bytes, int64_t step_cols,
                         int64_t step_bytes, struct plan_weight *out);
 

@@ -45,7 +45,7 @@ static int32_t fill(struct quant_op *o, const struct bp_raw *raw, const struct p
         BP_TRY(bp_cuda_upload_rows(&o->staging, o->slab, src + row * p->file_pitch,
                                    (uint64_t)p->row_bytes, (uint64_t)p->file_pitch, (uint64_t)n,
                                    err, QG_NAME, where));
-        if (w->planes != 0) {
+        if (w->layout == QG_PLANES) {
             const struct qg_repack r = {w, o->slab, p->row_bytes, row, n};
             BP_TRY(bp_cuda_launched(err, QG_NAME, where, qg_repack_launch(&r, o->staging.stream)));
             continue;
@@ -69,8 +69,8 @@ static int32_t upload(struct quant_op *o, const struct bp_raw *raw, const struct
     w->data = (unsigned char *)memory;
     if (memory == NULL) return BP_OK;
     w->counters = (uint32_t *)(void *)(w->data + p->counters_at);
-    /* Counters, the padding of rows that stay blocks, and weights without columns. */
-    const uint64_t from = w->planes != 0 && p->row_bytes > 0 ? p->counters_at : 0;
+    /* Counters, the padding of rows, and weights without columns. */
+    const uint64_t from = w->layout == QG_PLANES && p->row_bytes > 0 ? p->counters_at : 0;
     const cudaError_t e =
         cudaMemsetAsync(w->data + from, 0, (size_t)(p->n_bytes - from), o->staging.stream);
     BP_TRY(bp_cuda_status(err, QG_NAME, where, e, "memory could not be cleared"));
@@ -105,7 +105,9 @@ int32_t quant_prepare(void *self, const struct bp_raw *raw, void **out, struct b
         return bp_error_set(err, BP_E_NOMEM, QG_NAME, name_of(raw),
                             "no memory for a weight's handle");
     *w = (struct qg_weight){.type = raw->type,
-                            .planes = step_cols > 0,
+                            .layout = step_cols == 0                 ? QG_BLOCKS
+                                      : qg_step_bytes(raw->type) > 0 ? QG_PLANES
+                                                                     : QG_ROWS,
                             .rows = p.rows,
                             .cols = p.cols,
                             .skip = p.skip,

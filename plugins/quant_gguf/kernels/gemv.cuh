@@ -198,9 +198,10 @@ __device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, in
         room.last[warp] = begin < end ? (end - 1) / g.n_steps : v - 1;
     }
     if (begin >= end) return;
-    const unsigned char *p = data_of(g, v) + static_cast<int64_t>(k) * S::BYTES + lane * 16;
+    const int64_t place = S::place(g.jobs[0].pitch, lane); /* weights of a call lie alike */
+    const unsigned char *p = data_of(g, v) + static_cast<int64_t>(k) * S::AHEAD + place;
     S now;
-    now.begin();
+    now.begin(g.jobs[0].pitch);
     now.load(p, lane);
     uint32_t ones[4]; /* kept in registers, where a format has minima */
 #pragma unroll
@@ -210,12 +211,12 @@ __device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, in
     const __nv_bfloat16 *x = g.x + (lane >> 2) * g.x_ld + k * S::K;
     float acc[TILES][4] = {};
     for (int at = begin; at < end; ++at) {
-        const int ahead = at + 1 < end ? S::BYTES : 0;
+        const int ahead = at + 1 < end ? S::AHEAD : 0;
         const bool ends = ++k == g.n_steps;
         float plain[TILES][4] = {};
         now.open();
         p += ahead;
-        if (ends && ahead != 0) p = data_of(g, v + 1) + lane * 16;
+        if (ends && ahead != 0) p = data_of(g, v + 1) + place;
         if (ahead != 0) now.load_scales(p, lane);
         groups<TYPE, TILES>(now, ones, p, ahead, x, 8 * g.x_ld, n_tile, acc, plain);
         if constexpr (S::H::NONE) {
@@ -364,7 +365,7 @@ inline args make_args(const qg_gemv &q)
         job &j = g.jobs[i];
         j.w = w.data;
         j.counters = w.counters;
-        j.pitch = w.pitch;
+        j.pitch = w.layout == QG_ROWS ? w.pitch * QG_STRIP : w.pitch;
         j.rows = static_cast<int32_t>(w.rows);
         j.first_strip = g.n_strip;
         j.scale = w.scale;

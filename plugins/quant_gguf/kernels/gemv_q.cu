@@ -19,6 +19,7 @@ extern "C" int32_t qg_gemv_launch(const qg_gemv *g, void *stream)
     case BP_GGUF_##NAME: return gemv::launch<BP_GGUF_##NAME>(*g, s);
     switch (g->w[0]->type) {
         QG_PLANES_MAP(QG_CASE)
+        QG_ROWS_MAP(QG_CASE)
     default: return static_cast<int32_t>(cudaErrorInvalidValue);
     }
 #undef QG_CASE
@@ -30,6 +31,7 @@ extern "C" int32_t qg_blocks_per_sm(uint32_t type)
     case BP_GGUF_##NAME: return gemv::blocks_per_sm<BP_GGUF_##NAME, 1>();
     switch (type) {
         QG_PLANES_MAP(QG_CASE)
+        QG_ROWS_MAP(QG_CASE)
     default: return 1;
     }
 #undef QG_CASE

@@ -3,8 +3,10 @@
 #define QUANT_GGUF_GEMV_TYPES_H
 
 #define QG_PLANES_MAP(X)                                                                           \
-    X(BF16) X(F16) X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(IQ4_NL) X(Q2_K) X(Q3_K) X(Q4_K)       \
-    X(Q5_K) X(Q6_K) X(IQ4_XS) X(MXFP4) X(NVFP4)
+    X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(IQ4_NL) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K)      \
+    X(IQ4_XS) X(MXFP4) X(NVFP4)
+/* Those that are rows for them as they are. */
+#define QG_ROWS_MAP(X) X(BF16) X(F16)
 
 /* The others, which stay blocks. */
 #define QG_BLOCKS_MAP(X)                                                                           \

@@ -17,15 +17,19 @@ enum {
     QG_X_PAD = 256      /* rows of the staged x are whole steps */
 };
 
+/* BLOCKS: rows as in the file. PLANES: repacked (planes.cuh). ROWS: rows of 16-bit floats, padded with zeros to whole steps
+ * and strips; the tensor-core products and cuBLAS read them. */
+enum qg_layout { QG_BLOCKS = 0, QG_PLANES = 1, QG_ROWS = 2 };
+
 /* One weight in device memory. */
 struct qg_weight {
     uint32_t type;          /* enum bp_gguf_type */
-    uint32_t planes;        /* 1: repacked, 0: rows of blocks as in the file */
+    uint32_t layout;        /* enum qg_layout */
     int64_t rows, cols;     /* of the part that is owned */
     int64_t skip;           /* columns stored before the first owned one */
     int64_t cover;          /* columns stored, whole blocks */
-    int64_t n_steps;        /* planes: steps of a strip */
-    int64_t pitch;          /* bytes of a strip (planes) or of a row */
+    int64_t n_steps;        /* of a strip; 0 for BLOCKS */
+    int64_t pitch;          /* bytes of a row; of a strip for PLANES */
     float scale;
     uint32_t reserved;
     unsigned char *data;
@@ -51,17 +55,17 @@ struct qg_gemv {
     struct bp_tensor y[QG_MAX_W]; /* (n_tok, rows) */
     struct bp_tensor residual;    /* data NULL: none */
     uint32_t n_w, silu;           /* silu 1: two weights, one y */
-    const void *x;                /* planes: bf16 columns as qg_stage makes them. Else: f32 rows */
+    const void *x;                /* bf16 columns as qg_stage makes them; f32 rows for BLOCKS */
     int64_t x_ld;
     uint32_t n_tok, parts;
     uint32_t blocks, reserved;    /* of threads: plan_gemv() */
     float *partial;               /* 64 for each block and token */
 };
-/* All weights have planes and one type, and the same steps. */
+/* All weights are PLANES or ROWS, of one type, with the same steps. */
 int32_t qg_gemv_launch(const struct qg_gemv *g, void *stream);
 /* Blocks of it that a multiprocessor runs at once. */
 int32_t qg_blocks_per_sm(uint32_t type);
-/* All weights are rows of blocks; any types. */
+/* All weights are BLOCKS; any types. */
 int32_t qg_rows_launch(const struct qg_gemv *g, void *stream);
 
 /* Rows [row, row + n_rows) of a weight to y, times its scale. */
@@ -82,7 +86,7 @@ struct qg_repack {
     int64_t raw_pitch, row, n_rows;
 };
 int32_t qg_repack_launch(const struct qg_repack *r, void *stream);
-/* Bytes of one step, columns of one; 0 for types without planes. */
+/* Bytes of one step of PLANES, columns of one; 0 for BLOCKS, and bytes for ROWS. */
 int64_t qg_step_bytes(uint32_t type);
 int64_t qg_step_cols(uint32_t type);
 /* Elements and bytes of a block; 0 for types without a decoder. */

@@ -200,13 +200,14 @@ struct e2m1_levels { /* doubled, as the scales are halved */
                                         level_bytes(of, 12, 0)};
 };
 
-/* bf16 as it is; f16 as two bf16 that add up to it (eight bits and the three below). */
+/* bf16 as it is; f16 as two bf16 that add up to it (eight bits and the three below). They stay rows, which cuBLAS can read
+ * too: load 2 G + r is of row g + 8 r, and its word P is pair P. */
 template <bool F16> struct shorts {
     static constexpr int K = 128, NQ = 8, PARTS = F16 ? 2 : 1;
     template <int V> static constexpr int last = V / 2;
     template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int part, uint32_t)
     {
-        const uint32_t v = word(q[2 * G + (P >> 1)], (P & 1) * 2 + r);
+        const uint32_t v = word(q[2 * G + r], P);
         if constexpr (!F16) return v;
         const float a = low_half(v), b = high_half(v);
         const uint32_t x = __float_as_uint(a), y = __float_as_uint(b), top = __byte_perm(x, y, 0x7632u);
@@ -216,16 +217,11 @@ template <bool F16> struct shorts {
         return __byte_perm(__float_as_uint(low_a == low_a ? low_a : 0.0f),
                            __float_as_uint(low_b == low_b ? low_b : 0.0f), 0x7632u);
     }
-    template <class F> __device__ static uint32_t pack(int v, int w, F code)
-    {
-        const int e = 4 * (v & 1) + 2 * (w >> 1);
-        return (code(w & 1, v >> 1, e) & 0xffffu) | code(w & 1, v >> 1, e + 1) << 16;
-    }
 };
 
-/* ---- scales: HB bytes a row in a first array, HB2 in a second; load(), then open(BYTES in a register) once a step; scale(G, s) and min(G, s)
- * of row g + 8 r, s: which 16 of the group. What open() left stays when the next step is loaded. Packing: store(block(n), first, second): block(n) is the n-th block of the row's
- * step, NULL where the row has none. ---- */
+/* ---- scales: HB bytes a row in a first array, HB2 in a second; load(), then open(BYTES in a register) once a step;
+ * scale(G, s) and min(G, s) of row g + 8 r, s: which 16 of the group. What open() left stays when the next step is loaded.
+ * Packing: store(block, first, second): block(n) is the n-th block of the row's step, NULL where the row has none. ---- */
 
 struct no_scales {
     static constexpr int HB = 0, HB2 = 0;
@@ -481,39 +477,60 @@ template <uint32_t TYPE> struct step {
     using C = typename fmt<TYPE>::codes;
     using H = typename fmt<TYPE>::scales;
     static constexpr int K = C::K, GROUPS = C::K / 32, NQ = C::NQ, PARTS = C::PARTS;
+    static constexpr bool ROWS = TYPE == BP_GGUF_BF16 || TYPE == BP_GGUF_F16;
     static constexpr int CODE_BYTES = NQ * LANES * 16;
-    static constexpr int BYTES = CODE_BYTES + STRIP * (H::HB + H::HB2);
+    /* Of a strip's step, and from one step to the next. */
+    static constexpr int BYTES = CODE_BYTES + STRIP * (H::HB + H::HB2), AHEAD = ROWS ? K * 2 : BYTES;
     static_assert(BYTES % 16 == 0, "the next step is aligned again");
     uint4 q[NQ];
     H h[2];
     uint32_t magic, as_bytes;
+    int64_t eight_rows; /* with ROWS: bytes from row g to row g + 8 */
 
-    __device__ __forceinline__ void begin()
+    /* strip_bytes: from one strip to the next. */
+    __device__ __forceinline__ void begin(int64_t strip_bytes)
     {
         magic = opaque(MAGIC);
         as_bytes = opaque(planes::BYTES);
+        eight_rows = strip_bytes / 2;
+    }
+    /* This lane's place in the first step of a strip. */
+    __device__ static __forceinline__ int64_t place(int64_t strip_bytes, int lane)
+    {
+        return ROWS ? (lane >> 2) * (strip_bytes / STRIP) + (lane & 3) * 16 : lane * 16;
     }
 
-    /* p: the step, at this lane's first word; lane: its number. */
+    template <int V> __device__ __forceinline__ void load_one(const unsigned char *p)
+    {
+        q[V] = load_stream(ROWS ? p + V / 2 * 64 + (V % 2 == 0 ? 0 : eight_rows) : p + V * LANES * 16);
+    }
+    /* p: the step, at this lane's place; lane: its number. */
     __device__ __forceinline__ void load_scales(const unsigned char *p, int lane)
     {
+        if constexpr (H::NONE) return;
         const int row = lane >> 2;
         const unsigned char *first = p + (CODE_BYTES + row * H::HB - lane * 16);
         const unsigned char *second = p + (CODE_BYTES + STRIP * H::HB + row * H::HB2 - lane * 16);
         h[0].load(first, second);
         h[1].load(first + 8 * H::HB, second + 8 * H::HB2);
     }
+    template <int V = 0> __device__ __forceinline__ void load_codes(const unsigned char *p)
+    {
+        if constexpr (V < NQ) {
+            load_one<V>(p);
+            load_codes<V + 1>(p);
+        }
+    }
     __device__ __forceinline__ void load(const unsigned char *p, int lane)
     {
-#pragma unroll
-        for (int v = 0; v < NQ; ++v) q[v] = load_stream(p + v * LANES * 16);
+        load_codes(p);
         load_scales(p, lane);
     }
     /* Loads what no group above G needs. */
     template <int G, int V = 0> __device__ __forceinline__ void refill(const unsigned char *p)
     {
         if constexpr (V < NQ) {
-            if constexpr (C::template last<V> == G) q[V] = load_stream(p + V * LANES * 16);
+            if constexpr (C::template last<V> == G) load_one<V>(p);
             refill<G, V + 1>(p);
         }
     }

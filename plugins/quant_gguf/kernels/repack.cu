@@ -137,7 +137,7 @@ template <uint32_t TYPE> __global__ void __launch_bounds__(THREADS) planes_kerne
     if (item >= n_item) return;
     const int64_t strip = o.row / STRIP + item / o.n_steps, at = item % o.n_steps;
     S s;
-    s.begin();
+    s.begin(o.pitch);
     s.load(o.data + strip * o.pitch + at * S::BYTES + lane * 16, lane);
     s.open();
     put_groups<TYPE>(s, o, strip * STRIP, at * S::K, lane);
@@ -192,7 +192,7 @@ extern "C" int32_t qg_dequant_launch(const qg_dequant *d, void *stream)
     const bool aligned = w.skip == 0 && w.cols % 8 == 0 && d->y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(d->y) % 16 == 0;
     const rows_out o = {w.data, d->y,   w.pitch,    w.n_steps,          d->row, d->n_rows, d->y_stride,
                         w.skip, w.cols, d->y_dtype, aligned ? 1u : 0u, d->unscaled != 0 ? 1.0f : w.scale};
-    if (w.planes != 0) {
+    if (w.layout == QG_PLANES) {
 #define QG_RUN(TYPE) from_planes<TYPE>(o, s)
         switch (w.type) {
             QG_PLANES_MAP(QG_CASE)
@@ -203,6 +203,7 @@ extern "C" int32_t qg_dequant_launch(const qg_dequant *d, void *stream)
 #define QG_RUN(TYPE) from_blocks<TYPE>(o, s)
     switch (w.type) {
         QG_BLOCKS_MAP(QG_CASE)
+        QG_ROWS_MAP(QG_CASE)
     default: return static_cast<int32_t>(cudaErrorInvalidValue);
     }
 #undef QG_RUN
@@ -223,6 +224,7 @@ extern "C" int64_t qg_step_cols(uint32_t type)
 {
     switch (type) {
         QG_PLANES_MAP(QG_COLS)
+        QG_ROWS_MAP(QG_COLS)
     default: return 0;
     }
 }

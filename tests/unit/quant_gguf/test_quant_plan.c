@@ -71,6 +71,12 @@ START_TEST(rows_of_single_elements_are_padded_to_runs_of_eight)
     ck_assert_int_eq(p.cover, 80);
     ck_assert_int_eq(p.pitch, 320);
     ck_assert_int_eq(p.row_bytes, 308);
+    raw = matrix(300, 19,
+                 300 * 19 * 2); /* rows of 16-bit floats are whole steps, and strips of them */
+    ck_assert_ptr_null(plan_weight(&raw, 1, 2, 128, 0, &p));
+    ck_assert_int_eq(p.n_steps, 3);
+    ck_assert_int_eq(p.pitch, 768);
+    ck_assert_uint_eq(p.data_bytes, 32 * 768);
     raw = matrix(512, 3, 3 * 2 * 66);
     ck_assert_ptr_null(plan_weight(&raw, 256, 66, 0, 0, &p));
     ck_assert_int_eq(p.pitch, 2 * 66);

@@ -176,14 +176,18 @@ template <uint32_t TYPE> static void check_step(int n_blocks)
     for (int row = 0; row < 16; ++row) {
         for (int c = 0; c < n_blocks * B::n; ++c) want[static_cast<size_t>(row * S::K + c)] = B::row_at(row_of(row), c);
     }
-    for (int i = 0; i < S::NQ * 32 * 4; ++i) {
+    for (int row = 0; row < 16 && S::ROWS; ++row)
+        memcpy(out.data() + row * S::AHEAD, row_of(row), static_cast<size_t>(n_blocks * B::bytes));
+    for (int i = 0; i < S::NQ * 32 * 4 && !S::ROWS; ++i) {
         const int w = i & 3, lane = i >> 2 & 31, v = i >> 7;
         const auto code = [&](int r, int G, int e) -> uint32_t {
             const int row = (lane >> 2) + 8 * r, col = planes::column_of<S::H::SUB16>(G, lane & 3, e);
             return col >= n_blocks * B::n ? 0 : fmt<TYPE>::code(row_of(row) + col / B::n * B::bytes, col % B::n);
         };
-        const uint32_t word = S::C::pack(v, w, code);
-        memcpy(&out[static_cast<size_t>(4 * i)], &word, sizeof word);
+        if constexpr (!S::ROWS) {
+            const uint32_t word = S::C::pack(v, w, code);
+            memcpy(&out[static_cast<size_t>(4 * i)], &word, sizeof word);
+        }
     }
     for (int row = 0; row < 16 && !S::H::NONE; ++row) {
         const auto block = [&](int n) -> const unsigned char * {
@@ -194,8 +198,8 @@ template <uint32_t TYPE> static void check_step(int n_blocks)
     }
     for (int lane = 0; lane < 32; ++lane) {
         step<TYPE> s;
-        s.begin();
-        s.load(out.data() + lane * 16, lane);
+        s.begin(16 * S::AHEAD);
+        s.load(out.data() + S::place(16 * S::AHEAD, lane), lane);
         s.open();
         check_groups<TYPE>(s, want, lane);
     }
@@ -221,6 +225,7 @@ template <uint32_t TYPE> static void check_type(const char *name)
     std::vector<unsigned char> next(S::BYTES, 0xab);
     std::vector<int> filled(S::NQ, 0);
     step<TYPE> s = {};
+    s.begin(0);
     check_refill<TYPE>(s, next.data(), filled);
     for (int v = 0; v < S::NQ; ++v) {
         if (filled[static_cast<size_t>(v)] == 0 && n_bad++ < 10) printf("%s: vector %d is never loaded again\n", name, v);
@@ -232,6 +237,7 @@ int main()
 {
 #define CHECK(NAME) check_type<BP_GGUF_##NAME>(#NAME);
     QG_PLANES_MAP(CHECK)
+    QG_ROWS_MAP(CHECK)
     printf("%ld values compared\n", n_seen);
     return n_bad == 0 && n_seen > 0 ? 0 : 1;
 }
