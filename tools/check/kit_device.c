@@ -59,7 +59,7 @@ bool kit_device_open(struct kit *k, char *why, size_t cap)
     d->kit = k;
     d->options = *k->o;
     d->options.file = k->o->device_plugin;
-    d->options.n_sets = 0;
+    if (strcmp(k->o->device_plugin, k->o->file) != 0) d->options.n_sets = 0;
     d->options.reference = false;
     d->dev = (struct bp_device){
         .h = BP_HDR(struct bp_device, name), .kind = BP_DEV_CUDA, .ordinal = k->o->gpu};

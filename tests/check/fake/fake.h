@@ -10,7 +10,7 @@
 #include "backplane/slot_device.h"
 #include "backplane/slot_moe.h"
 
-/* Mistakes that a build of the plugin makes (FAULT); what the kit must say of each: ../test_device.py. */
+/* Mistakes that the plugin makes when its key `fault` names them; what the kit must say of each: ../test_device.py. */
 enum fault {
     F_SOUND,
     F_NO_DEVICE,       /* there is none */
@@ -30,8 +30,12 @@ enum fault {
     F_LOW_CLAIM,       /* claims less than it can */
     F_RARE_BIT,        /* one call in twenty has another bit */
     F_OTHER_CONTEXT,   /* a call makes another context current */
-    F_BATCH_VARIANT    /* claims BATCH, and rows depend on how many there are */
+    F_BATCH_VARIANT,   /* claims BATCH, and rows depend on how many there are */
+    N_FAULTS
 };
+/* Their names, in that order, as the key has them. */
+#define FAKE_FAULTS \
+    "sound|no_device|default_stream|waits|allocates|host_meta|past_tensor|past_scratch|past_plan|writes_input|writes_meta|wrong|loses_device|frozen_lengths|no_capture|low_claim|rare_bit|other_context|batch_variant"
 
 struct fake_task {
     struct fake_task *next;
@@ -54,6 +58,7 @@ struct fake_device {
         struct fake_block *next;
     } *blocks;
     uint64_t used_bytes, n_ops;
+    uint32_t fault;
     char contexts[2]; /* addresses that stand for contexts */
     int32_t lost; /* the status that everything gives from now on */
 };
@@ -65,12 +70,13 @@ int32_t fake_drain(struct fake_stream *s);
 int32_t fake_alloc(struct fake_device *d, uint64_t n_bytes, void **out);
 
 extern const struct bp_device_ops fake_device_table;
-int32_t fake_device_open(const struct bp_host *host, struct fake_device **out);
+int32_t fake_device_open(const struct bp_host *host, uint32_t fault, struct fake_device **out);
 void fake_device_close(struct fake_device *d);
 
 /* An op of the reference, on this device. */
 struct fake_op {
     const struct bp_host *host;
+    uint32_t fault;
     struct bp_op_ref ref;
 };
 const struct bp_op_base *fake_table(const char *iface);

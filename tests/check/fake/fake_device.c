@@ -314,15 +314,15 @@ static void dev_graph_destroy(void *self, void *graph)
 static int32_t dev_supports(void *self, const void *problem, struct bp_verdict *v)
 {
     const struct bp_device_problem *p = problem;
-    (void)self;
+    const struct fake_device *d = self;
     if (!bp_verdict_begin(v, &p->h, BP_END(struct bp_device_problem, ordinal))) return BP_OK;
     if (p->kind != BP_DEV_CUDA)
         bp_reason_add(v, BP_R_DEVICE, 1, "kind", p->kind, BP_DEV_CUDA, BP_DEV_CUDA,
                       "a device of CUDA's kind");
-    if (p->ordinal != 0 || FAULT == F_NO_DEVICE)
-        bp_reason_add(v, BP_R_DEVICE, 1, "ordinal", p->ordinal, 0, FAULT == F_NO_DEVICE ? -1 : 0,
-                      FAULT == F_NO_DEVICE ? "no such device, there are 0"
-                                           : "no such device, there is 1");
+    if (p->ordinal != 0 || d->fault == F_NO_DEVICE)
+        bp_reason_add(v, BP_R_DEVICE, 1, "ordinal", p->ordinal, 0, d->fault == F_NO_DEVICE ? -1 : 0,
+                      d->fault == F_NO_DEVICE ? "no such device, there are 0"
+                                              : "no such device, there is 1");
     return bp_verdict_done(v, BP_CAPTURE_NONE, BP_DET_BATCH, -1.0);
 }
 static int32_t dev_workspace(void *self, const void *p, struct bp_workspace *out,
@@ -356,11 +356,12 @@ static int32_t dev_mem_info(void *self, uint64_t *free_bytes, uint64_t *total_by
     return BP_OK;
 }
 
-int32_t fake_device_open(const struct bp_host *host, struct fake_device **out)
+int32_t fake_device_open(const struct bp_host *host, uint32_t fault, struct fake_device **out)
 {
     struct fake_device *d = bp_mem_alloc(host, 1, sizeof *d);
     if (d == NULL) return BP_E_NOMEM;
     d->host = host;
+    d->fault = fault;
     *out = d;
     return BP_OK;
 }

@@ -34,7 +34,7 @@ static void copy_common(struct op_task *t, const struct bp_mla_meta *m)
 {
     t->common = *m;
     t->array = m->positions;
-    if (FAULT == F_HOST_META) return;
+    if (t->op->fault == F_HOST_META) return;
     t->common.positions_host = m->positions;
     t->common.slot_map_host = m->slot_map;
     t->common.block_table_host = m->block_table;
@@ -62,7 +62,7 @@ static void copy_meta(struct op_task *t, enum meta kind)
         const struct bp_mla_decode_meta *m = from;
         t->decode = *m;
         t->decode.row_seq_host = m->row_seq;
-        if (FAULT != F_FROZEN_LENGTHS) t->decode.row_kv_len_host = m->row_kv_len;
+        if (t->op->fault != F_FROZEN_LENGTHS) t->decode.row_kv_len_host = m->row_kv_len;
         copy_common(t, m->common);
         t->decode.common = &t->common;
         t->array = m->row_seq;
@@ -75,7 +75,7 @@ static void copy_meta(struct op_task *t, enum meta kind)
 static void misbehave(struct op_task *t)
 {
     unsigned char *y = t->out.data;
-    switch ((int)FAULT) {
+    switch ((int)t->op->fault) {
     case F_PAST_TENSOR:
         *(volatile unsigned char *)t->out_end = 1;
         break;
@@ -145,22 +145,23 @@ static int32_t start(struct op_task *t, struct bp_error *err)
     t->dev = d;
     t->number = d->n_ops++;
     t->task.run = run_op;
-    if (FAULT == F_LOSES_DEVICE && t->number == 20) d->lost = BP_E_DEVICE_LOST;
-    if (FAULT == F_NO_CAPTURE && s->capturing) s->capturing = 2;
-    fake_context_set(FAULT == F_OTHER_CONTEXT ? (void *)&d->contexts[t->number % 2] : d->contexts);
-    if (FAULT == F_ALLOCATES) rc = fake_alloc(d, 4096, &memory);
+    if (t->op->fault == F_LOSES_DEVICE && t->number == 20) d->lost = BP_E_DEVICE_LOST;
+    if (t->op->fault == F_NO_CAPTURE && s->capturing) s->capturing = 2;
+    fake_context_set(t->op->fault == F_OTHER_CONTEXT ? (void *)&d->contexts[t->number % 2]
+                                                     : d->contexts);
+    if (t->op->fault == F_ALLOCATES) rc = fake_alloc(d, 4096, &memory);
     if (rc != BP_OK) {
         free(t);
         return bp_error_set(err, rc, "fake", "run", "the device is lost");
     }
-    if (FAULT == F_DEFAULT_STREAM && !s->capturing) {
+    if (t->op->fault == F_DEFAULT_STREAM && !s->capturing) {
         struct fake_stream own = {.dev = d};
         own.last = &own.first;
         fake_push(&own, &t->task);
         return fake_drain(&own);
     }
     fake_push(s, &t->task);
-    return FAULT == F_WAITS && !s->capturing ? fake_drain(s) : BP_OK;
+    return t->op->fault == F_WAITS && !s->capturing ? fake_drain(s) : BP_OK;
 }
 
 static struct op_task *task_of(struct fake_op *op, const struct bp_launch *l, const void *args)
@@ -222,7 +223,7 @@ static int32_t base_supports(void *self, const void *p, struct bp_verdict *v)
     struct fake_op *op = self;
     BP_TRY(op->ref.vt->supports(op->ref.self, p, v));
     if (v->level != BP_V_NO)
-        v->capture = FAULT == F_LOW_CLAIM ? BP_CAPTURE_NONE : BP_CAPTURE_UNIFORM;
+        v->capture = op->fault == F_LOW_CLAIM ? BP_CAPTURE_NONE : BP_CAPTURE_UNIFORM;
     return BP_OK;
 }
 static int32_t base_workspace(void *self, const void *p, struct bp_workspace *w,
@@ -230,7 +231,7 @@ static int32_t base_workspace(void *self, const void *p, struct bp_workspace *w,
 {
     struct fake_op *op = self;
     BP_TRY(op->ref.vt->workspace(op->ref.self, p, w, err));
-    if (FAULT == F_PAST_PLAN && w->plan_bytes == 0) w->plan_bytes = 64;
+    if (op->fault == F_PAST_PLAN && w->plan_bytes == 0) w->plan_bytes = 64;
     return BP_OK;
 }
 
@@ -377,6 +378,7 @@ const struct bp_op_base *fake_table(const char *iface)
 struct plugin {
     const struct bp_host *host;
     void *ref;
+    uint32_t fault;
     struct fake_device *device; /* made when somebody asks for bp.device */
 };
 
@@ -388,13 +390,28 @@ static const struct bp_plugin_desc *ref_desc(void)
     return bpi_ref_query(&q);
 }
 
+/* The number of the fault that the key names. */
+static int32_t read_fault(const struct bp_host *host, uint32_t *out, struct bp_error *err)
+{
+    static const char all[] = FAKE_FAULTS "|";
+    char name[32];
+    int32_t rc = bp_cfg_str(host, "fault", "sound", name, sizeof name);
+    const size_t n = rc == BP_OK ? strlen(name) : 0;
+    *out = 0;
+    for (const char *at = all; rc == BP_OK && *at != '\0'; at = strchr(at, '|') + 1, ++*out) {
+        if (n > 0 && strncmp(at, name, n) == 0 && at[n] == '|') return BP_OK;
+    }
+    return bp_error_set(err, BP_E_CONFIG, "fake", "fault", "the key names no fault");
+}
+
 static int32_t fake_open(const struct bp_host *host, void **out, struct bp_error *err)
 {
     struct plugin *p = bp_mem_alloc(host, 1, sizeof *p);
     if (p == NULL) return bp_error_set(err, BP_E_NOMEM, "fake", "open", "no memory");
     p->host = host;
-    int32_t rc = ref_desc()->open(host, &p->ref, err);
-    if (rc == BP_OK) rc = fake_device_open(host, &p->device);
+    int32_t rc = read_fault(host, &p->fault, err);
+    if (rc == BP_OK) rc = ref_desc()->open(host, &p->ref, err);
+    if (rc == BP_OK) rc = fake_device_open(host, p->fault, &p->device);
     if (rc == BP_OK) {
         *out = p;
         return BP_OK;
@@ -431,6 +448,7 @@ static int32_t fake_create(void *plugin, const struct bp_op_entry *entry,
     struct fake_op *op = bp_mem_alloc(p->host, 1, sizeof *op);
     if (op == NULL) return bp_error_set(err, BP_E_NOMEM, "fake", entry->iface, "no memory");
     op->host = p->host;
+    op->fault = p->fault;
     int32_t rc = ref_desc()->op_create(p->ref, entry, NULL, NULL, 0, &op->ref, err);
     if (rc != BP_OK) {
         bp_mem_free(p->host, op);
@@ -450,9 +468,13 @@ static void fake_destroy(void *plugin, struct bp_op_ref *ref)
     *ref = (struct bp_op_ref){NULL, NULL};
 }
 
-BP_PLUGIN(BP_KIND_BACKEND, NAME, "0.1.0",
+static const struct bp_cfg_key keys[] = {
+    {"fault", "enum:" FAKE_FAULTS, "sound", "The mistake that is made.", 0, 0},
+};
+
+BP_PLUGIN(BP_KIND_BACKEND, "fake", "0.1.0",
           BP_ABOUT("Backplane", "MIT", "the reference on a device out of reach"), BP_NO_CUDA,
-          BP_NO_KEYS, BP_HOOKS(fake_open, fake_close, fake_create, fake_destroy),
+          BP_KEYS(keys), BP_HOOKS(fake_open, fake_close, fake_create, fake_destroy),
           ("bp.device", "fake"), ("bp.dense", "fake"), ("bp.quant", "fake"), ("bp.moe", "fake"),
           ("bp.mla.common", "fake"), ("bp.mla.prefill", "fake"), ("bp.mla.decode", "fake"),
           ("bp.mla.index", "fake"));
