@@ -86,12 +86,25 @@ static void other_array(struct kit_device *d, const int32_t **p, uint64_t n, boo
     *p = copy;
 }
 
+/* Everything in the first segment. */
+static void other_segments(struct kit_device *d, const int32_t **p, uint64_t n)
+{
+    const int32_t *from = *p;
+    other_array(d, p, n + 1, true);
+    if (*p == from) return;
+    for (uint64_t i = 0; i <= n; ++i)
+        d->host_arrays[d->n_host_arrays - 1][i] = i == 0 ? 0 : from[n];
+}
+
 static void other_lengths(struct kit_device *d, struct kit_carried *c, uint32_t meta)
 {
     other_array(d, &c->common.positions_host, c->common.n_tok, true);
     other_array(d, &c->common.kv_len_host, c->common.n_seqs, false);
     if (meta == KIT_META_DECODE)
         other_array(d, &c->decode.row_kv_len_host, c->decode.n_row_padded, false);
+    if (meta != KIT_META_PREFILL) return;
+    other_segments(d, &c->prefill.cu_q_host, c->prefill.n_seg);
+    other_segments(d, &c->prefill.cu_k_host, c->prefill.n_seg);
 }
 
 static void end_capture(struct kit_device *d)
