@@ -17,6 +17,8 @@ struct call {
     /* What lies in s.stage: tokens from `first` on, in this form. */
     int64_t staged_first, staged_skip, staged_ld;
     uint32_t staged_parts, staged;
+    int64_t
+        low; /* of x for cuBLAS: elements from the high parts of a row to the low ones; 0: x is one part */
 };
 
 static int32_t launched(const struct call *c, int32_t rc)
@@ -52,7 +54,7 @@ static int32_t input_for(struct call *c, const struct qg_weight *w, int64_t firs
     const struct bp_tensor t = tokens(&a->x, first, n);
     const int norm = a->prologue == BP_PROLOGUE_RMS;
     const int64_t whole = w->layout != QG_BLOCKS ? w->n_steps * qg_step_cols(w->type) : w->cover;
-    *parts = w->layout != QG_BLOCKS ? plan_parts(t.dtype) : 0;
+    *parts = w->layout == QG_BLOCKS ? 0 : plan_parts(t.dtype, norm);
     if (!norm && w->skip == 0 && whole == w->cols &&
         t.dtype == (w->layout != QG_BLOCKS ? BP_DT_BF16 : BP_DT_F32) && bp_cuda_aligned(&t, 16)) {
         *x = t.data;
@@ -74,8 +76,7 @@ static int32_t input_for(struct call *c, const struct qg_weight *w, int64_t firs
                                .n_tok = n,
                                .x_dtype = t.dtype,
                                .parts = *parts,
-                               .eps = a->eps,
-                               .round = t.dtype};
+                               .eps = a->eps};
     c->staged = 1;
     c->staged_first = first;
     c->staged_skip = w->skip;
@@ -190,17 +191,24 @@ static int32_t rows_of(const struct call *c, uint32_t i, uint32_t dtype, int64_t
 static int32_t multiply(const struct call *c, const struct bp_tensor *x, uint32_t i, int64_t row,
                         int64_t n, void *y, int64_t y_ld, uint32_t y_dtype)
 {
-    const float zero = 0.0f, scale = c->w[i]->scale;
+    const float scale = c->w[i]->scale;
+    const uint32_t parts = c->low != 0 ? 2 : 1;
     struct rows w;
     BP_TRY(rows_of(c, i, x->dtype, row, n, &w));
-    const cublasStatus_t s = cublasGemmEx(
-        c->o->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)c->n_tok, (int)c->cols, &scale, w.data,
-        blas_type(x->dtype), (int)w.ld, x->data, blas_type(x->dtype), (int)x->stride[0], &zero, y,
-        blas_type(y_dtype), (int)y_ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    if (s == CUBLAS_STATUS_SUCCESS) return BP_OK;
-    return bp_error_number(c->err, BP_E_DEVICE, QG_NAME, "quant.matmul",
-                           "cuBLAS refused the product (status ", s,
-                           "); the device may be out of resources");
+    for (uint32_t p = 0; p < parts; ++p) {
+        const float keep = p == 0 ? 0.0f : 1.0f;
+        const void *from =
+            (const unsigned char *)x->data + (int64_t)p * c->low * bp_dtype_bytes(x->dtype);
+        const cublasStatus_t s = cublasGemmEx(
+            c->o->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)c->n_tok, (int)c->cols, &scale,
+            w.data, blas_type(x->dtype), (int)w.ld, from, blas_type(x->dtype), (int)x->stride[0],
+            &keep, y, blas_type(y_dtype), (int)y_ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        if (s == CUBLAS_STATUS_SUCCESS) continue;
+        return bp_error_number(c->err, BP_E_DEVICE, QG_NAME, "quant.matmul",
+                               "cuBLAS refused the product (status ", s,
+                               "); the device may be out of resources");
+    }
+    return BP_OK;
 }
 
 /* Rows [row, row + n) of output i. cuBLAS writes y itself where that is all there is to do. */
@@ -209,7 +217,7 @@ static int32_t slab(const struct call *c, const struct bp_tensor *x, uint32_t i,
 {
     const int add = i == 0 && c->a->epilogue == BP_EPILOGUE_ADD;
     const struct bp_tensor y = columns(&c->y[i], row, n);
-    if (c->silu == 0 && !add && (y.dtype == BP_DT_F32 || y.dtype == x->dtype))
+    if (c->silu == 0 && !add && c->low == 0 && (y.dtype == BP_DT_F32 || y.dtype == x->dtype))
         return multiply(c, x, i, row, n, y.data, y.stride[0], y.dtype);
     BP_TRY(multiply(c, x, i, row, n, c->s.sums[0], n, BP_DT_F32));
     if (c->silu != 0) BP_TRY(multiply(c, x, 1, row, n, c->s.sums[1], n, BP_DT_F32));
@@ -223,30 +231,36 @@ static int32_t slab(const struct call *c, const struct bp_tensor *x, uint32_t i,
     return launched(c, qg_finish_launch(&f, c->l->stream));
 }
 
-/* x after its norm, in its own dtype. */
-static int32_t normed(const struct call *c, struct bp_tensor *x)
+/* x after its norm: in its own dtype; f32 for an output of 16 bits as two bf16 that add up to 16 of its bits, because that is
+ * what a norm inside of a product is for. */
+static int32_t normed(struct call *c, struct bp_tensor *x)
 {
     if (c->a->prologue != BP_PROLOGUE_RMS) return BP_OK;
+    const int64_t ld = plan_slab_ld(c->cols);
+    const int split = x->dtype == BP_DT_F32 && c->y[0].dtype != BP_DT_F32;
     const struct qg_stage s = {.x = x->data,
                                .norm_w = (const float *)c->a->norm_w.data,
                                .out = c->s.norm,
                                .x_stride = x->stride[0],
-                               .ld = plan_slab_ld(c->cols),
+                               .ld = ld,
                                .cols = c->cols,
                                .n_tok = c->n_tok,
                                .x_dtype = x->dtype,
+                               .parts = split ? 2 : 0,
                                .eps = c->a->eps,
                                .round = x->dtype,
-                               .plain = 1};
+                               .plain = !split};
     x->data = c->s.norm;
-    x->stride[0] = s.ld;
+    x->stride[0] = split ? 2 * ld : ld;
+    c->low = split ? ld : 0;
+    if (split) x->dtype = BP_DT_BF16;
     return launched(c, qg_stage_launch(&s, c->l->stream));
 }
 
-static int32_t many_tokens(const struct call *c)
+static int32_t many_tokens(struct call *c)
 {
     struct bp_tensor x = c->a->x;
-    const int64_t step = plan_slab_rows(x.dtype);
+    const int64_t step = plan_slab_rows(c->a->x.dtype);
     const uint32_t n_y = c->silu != 0 ? 1 : c->n_w;
     /* The stream first: it puts cuBLAS back to a workspace of its own. */
     cublasStatus_t s = cublasSetStream(c->o->blas, (cudaStream_t)c->l->stream);

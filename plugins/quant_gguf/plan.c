@@ -79,9 +79,10 @@ uint32_t plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, uint32_t pe
     return (uint32_t)(blocks > 1 ? blocks : 1);
 }
 
-uint32_t plan_parts(uint32_t x_dtype)
+uint32_t plan_parts(uint32_t x_dtype, int norm)
 {
-    return x_dtype == BP_DT_BF16 ? 1 : x_dtype == BP_DT_F16 ? 2 : PLAN_PARTS;
+    if (x_dtype == BP_DT_F32) return PLAN_PARTS;
+    return x_dtype == BP_DT_F16 || norm != 0 ? 2 : 1;
 }
 
 int64_t plan_slab_ld(int64_t cols)

@@ -37,8 +37,8 @@ const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_b
  * n_sm multiprocessors; fewer where a warp would have no step, more where it would have more than those of two strips. */
 uint32_t plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, uint32_t per_sm);
 
-/* bf16 columns of a token of x: what is exact. */
-uint32_t plan_parts(uint32_t x_dtype);
+/* bf16 columns of a token of x: what is exact; after a norm of 16-bit numbers, 16 bits. */
+uint32_t plan_parts(uint32_t x_dtype, int norm);
 
 /* Memory of a product. */
 struct plan_need {

@@ -30,8 +30,7 @@ static void want_weight(struct bp_verdict *v, const struct bp_quant_shape *s, in
                       "weights that share an input have the same columns");
 }
 
-static void want_matmul(const struct quant_op *o, const struct bp_quant_problem *p,
-                        struct bp_verdict *v)
+static void want_matmul(const struct bp_quant_problem *p, struct bp_verdict *v)
 {
     const uint32_t floats = BP_SET(BP_DT_F32) | BP_SET(BP_DT_F16) | BP_SET(BP_DT_BF16);
     bp_want_dtype(v, "x_dtype", p->x_dtype, floats);
@@ -42,13 +41,6 @@ static void want_matmul(const struct quant_op *o, const struct bp_quant_problem 
         if (p->n_w == 2 && p->w != NULL)
             bp_want_eq(v, BP_R_SHAPE, "w.rows", bp_quant_shape_at(p, 1)->rows,
                        bp_quant_shape_at(p, 0)->rows);
-    }
-    /* Composed, the norm leaves 16 bits and the product is ten times as fast. */
-    if (p->prologue == BP_PROLOGUE_RMS && p->x_dtype == BP_DT_F32 && p->y_dtype != BP_DT_F32 &&
-        p->max_tok >= o->plugin->gemm_from) {
-        bp_reason_add(
-            v, BP_R_FEATURE, 1, "prologue", p->prologue, 0, 0,
-            "for many tokens a norm of its own, which leaves 16 bits, makes the faster product");
     }
 }
 
@@ -68,7 +60,7 @@ static int32_t supports(void *self, const void *problem, struct bp_verdict *v)
         for (uint32_t i = 0; i < p->n_w; ++i)
             want_weight(v, bp_quant_shape_at(p, i), bp_quant_shape_at(p, 0)->cols);
     }
-    if (p->op == BP_QUANT_OP_MATMUL) want_matmul(o, p, v);
+    if (p->op == BP_QUANT_OP_MATMUL) want_matmul(p, v);
     /* A row is summed in the same order however many there are, except by cuBLAS. */
     const int passes = p->op == BP_QUANT_OP_DEQUANTIZE || p->max_tok < o->plugin->gemm_from;
     return bp_verdict_done(v, BP_CAPTURE_ANY, passes ? BP_DET_BATCH : BP_DET_RUN, -1.0);

@@ -223,9 +223,12 @@ END_TEST
 
 START_TEST(parts_hold_a_token_exactly)
 {
-    ck_assert_uint_eq(plan_parts(BP_DT_BF16), 1);
-    ck_assert_uint_eq(plan_parts(BP_DT_F16), 2);
-    ck_assert_uint_eq(plan_parts(BP_DT_F32), 3);
+    ck_assert_uint_eq(plan_parts(BP_DT_BF16, 0), 1);
+    ck_assert_uint_eq(plan_parts(BP_DT_BF16, 1), 2);
+    ck_assert_uint_eq(plan_parts(BP_DT_F16, 0), 2);
+    ck_assert_uint_eq(plan_parts(BP_DT_F16, 1), 2);
+    ck_assert_uint_eq(plan_parts(BP_DT_F32, 0), 3);
+    ck_assert_uint_eq(plan_parts(BP_DT_F32, 1), 3);
     ck_assert_int_eq(plan_slab_ld(77), 80);
     ck_assert_int_eq(plan_slab_ld(80), 80);
 }
