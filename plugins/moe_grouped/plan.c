@@ -42,9 +42,9 @@ static int64_t part_columns(const struct moe_size *s)
 void moe_plan_make(const struct moe_size *s, struct moe_plan *p)
 {
     const int64_t n_pair = times(s->n_tok, s->n_used);
-    /* Without tensor cores a tile costs its full size in arithmetic, so pairs have to be many per expert before it pays. */
+    /* x in parts multiplies the arithmetic of tiles, so pairs have to be more per expert before they pay. */
     const int half = s->x_dtype == BP_DT_BF16;
-    p->few = s->n_tok <= MOE_FEW_TOKENS || (!half && n_pair <= times(4, s->n_expert));
+    p->few = s->n_tok <= MOE_FEW_TOKENS || (!half && n_pair <= times(2, s->n_expert));
     p->half = half && !p->few;
     p->tile_tok = n_pair < times(24, s->n_expert) ? MOE_TILE_FEW : MOE_TILE_MANY;
     p->n_tile = (int32_t)min64(n_pair, n_pair / p->tile_tok + s->n_expert);

@@ -102,7 +102,9 @@ int32_t moe_launch_few_outer(const struct moe_call *routed, const struct moe_cal
 /* Many tokens: tiles of rows of x that share an expert. */
 int32_t moe_launch_many_inner(const struct moe_call *routed, const struct moe_call *shared, void *stream);
 int32_t moe_launch_many_outer(const struct moe_call *routed, const struct moe_call *shared, void *stream);
-/* One call of them for bf16 activations; many_inner and many_outer come here. */
+/* One call of them on the tensor cores, where many_inner and many_outer come when it serves: bf16, and all types that it
+ * holds exactly. */
+int32_t moe_tile_serves(const struct moe_call *c, int32_t inner);
 int32_t moe_launch_tile(const struct moe_call *c, int32_t inner, void *stream);
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
-/* moe_many.cu - many tokens with f32 or f16 activations: tiles of tokens that go to the same expert, all in f32, because h
- * can be larger than f16 holds. A block takes 64 rows of weights (32 of gate with the same 32 of up, or 64 of down) times
+/* moe_many.cu - many tokens with f32 or f16 activations and weights that bf16 does not hold: tiles of tokens that go to the
+ * same expert, all in f32, because h can be larger than f16 holds. A block takes 64 rows of weights (32 of gate with the same 32 of up, or 64 of down) times
  * one tile of tokens; weights are decoded once per tile into shared memory, 128 columns at a time.
  * gate and up rows alternate by 16, so that the thread with the sum of a gate row also has that of up.
  * A row of x meets its own sums only, so what is in it (NaN, or zeros past the end of a tile) stays with its token.
  * Also here: the launches of both kinds of tiles, and the columns of h that down reads and nobody else writes.
- * Not here: bf16 activations (moe_tile.cu), few tokens (moe_few.cu), the tiles (moe_sort.cu). SPDX-License-Identifier: MIT */
+ * Not here: all else of many tokens (moe_tile.cu), few tokens (moe_few.cu), the tiles (moe_sort.cu). SPDX-License-Identifier: MIT */
 #include "moe_kernels.h"
 
 #include <cuda_runtime.h>
@@ -203,7 +203,7 @@ template <int TOK, bool INNER> int32_t start(const moe_call &c, cudaStream_t s)
 
 template <bool INNER> int32_t start_any(const moe_call &c, cudaStream_t s)
 {
-    if (c.half != 0) return moe_launch_tile(&c, INNER, s);
+    if (moe_tile_serves(&c, INNER) != 0) return moe_launch_tile(&c, INNER, s);
     return c.tile_tok == MOE_TILE_MANY ? start<MOE_TILE_MANY, INNER>(c, s) : start<MOE_TILE_FEW, INNER>(c, s);
 }
 

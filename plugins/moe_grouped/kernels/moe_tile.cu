@@ -1,13 +1,14 @@
-/* moe_tile.cu - many tokens with bf16 activations: tiles of tokens that go to the same expert, on the tensor cores.
+/* moe_tile.cu - many tokens: tiles of tokens that go to the same expert, on the tensor cores.
  * A block takes 128 rows of weights (64 of gate with the same 64 of up, or 128 of down) times one tile of tokens, 128
  * columns at a time. Quantized weights enter the products as whole numbers, which bf16 holds exactly; each span of columns
  * with one scale is summed on its own and then scaled in f32, so weights are not rounded. Offsets (Q4_K, Q5_K) multiply
  * the sum of x over the span, which one more product, with ones for weights, gives in the place where it is needed.
- * Types without a reader of their own are decoded and rounded to bf16. h is bf16, all sums are f32.
+ * Types without a reader of their own are decoded and rounded to bf16. All sums are f32.
+ * x is bf16, or f16 or f32 cut into two or three parts of bf16, which hold 16 or 24 bits of it; h is bf16 or f32.
  * gate and up rows alternate by 8, so that the thread with the sum of a gate row also has that of up. The next weights
  * are on their way while others are multiplied.
  * A row of x meets its own sums only, so what is in it (NaN, or zeros past the end of a tile) stays with its token.
- * Not here: f32 and f16 activations (moe_many.cu), few tokens (moe_few.cu), the tiles (moe_sort.cu).
+ * Not here: f32 and f16 with types without a reader (moe_many.cu), few tokens (moe_few.cu), the tiles (moe_sort.cu).
  * SPDX-License-Identifier: MIT */
 #include "moe_kernels.h"
 
@@ -35,13 +36,13 @@ template <uint32_t TYPE>
 constexpr int SPAN_OF = TYPE == BP_GGUF_Q6_K ? 16 : TYPE == ANY || TYPE == BP_GGUF_BF16 ? 0 : 32;
 template <uint32_t TYPE> constexpr bool HAS_OFFSET = TYPE == BP_GGUF_Q4_K || TYPE == BP_GGUF_Q5_K;
 
-template <uint32_t TYPE, int TOK> struct Shared {
+template <uint32_t TYPE, int TOK, int PARTS> struct Shared {
     static constexpr int SPANS = SPAN_OF<TYPE> == 0 ? 1 : COLS / SPAN_OF<TYPE>;
-    bf16 w[ROWS * STRIDE], x[TOK * STRIDE];
+    bf16 w[ROWS * STRIDE], x[PARTS][TOK * STRIDE];
     float2 scale[SPANS][ROWS]; /* scale and offset of each row's span */
     int from[TOK];             /* row of x of each token, -1: none */
 };
-static_assert(sizeof(Shared<BP_GGUF_Q6_K, MOE_TILE_MANY>) <= BP_CUDA_SMEM_MAX, "one window must fit");
+static_assert(sizeof(Shared<BP_GGUF_Q6_K, MOE_TILE_MANY, 3>) <= BP_CUDA_SMEM_MAX, "one window must fit");
 
 /* ---- weights: a thread has the same chunk of each window in two rows ---- */
 
@@ -152,31 +153,55 @@ template <uint32_t TYPE, class S> __device__ __forceinline__ void put_nothing(S 
 /* ---- x ---- */
 
 struct Input {
-    const bf16 *x;
+    const void *x;
     int64_t stride;
+    uint32_t dtype;
     int n;     /* columns that exist */
     bool wide; /* 8 elements at a time are aligned */
 };
 
-template <int TOK, class S> __device__ __forceinline__ void stage_x(const Input &in, S &sh, int col)
+/* Eight numbers as PARTS of bf16, each what those before it leave. */
+template <int PARTS, int TOK, class S> __device__ __forceinline__ void put_parts(S &sh, int at, float (&v)[8])
+{
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+        uint32_t q[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            q[k] = bp_cuda::pack<bf16>(v[2 * k], v[2 * k + 1]);
+            v[2 * k] -= __uint_as_float(q[k] << 16);
+            v[2 * k + 1] -= __uint_as_float(q[k] & 0xffff0000u);
+        }
+        *reinterpret_cast<uint4 *>(sh.x[p] + at) = make_uint4(q[0], q[1], q[2], q[3]);
+    }
+}
+
+template <int TOK, int PARTS, class S> __device__ __forceinline__ void stage_x(const Input &in, S &sh, int col)
 {
     for (int i = static_cast<int>(threadIdx.x); i < TOK * (COLS / 8); i += THREADS) {
         const int tok = i / (COLS / 8), at = i % (COLS / 8) * 8, row = sh.from[tok], left = row >= 0 ? in.n - col - at : 0;
-        bf16 *to = sh.x + tok * STRIDE + at;
-        const bf16 *p = in.x + (row >= 0 ? row : 0) * in.stride + col + at;
-        if ((in.wide && left >= 8) || left <= 0) {
-            bp_cuda::cp_async_16(to, left > 0 ? p : in.x, left > 0);
+        const int64_t p = (row >= 0 ? row : 0) * in.stride + col + at;
+        if (PARTS == 1 && ((in.wide && left >= 8) || left <= 0)) {
+            const bf16 *x = static_cast<const bf16 *>(in.x);
+            bp_cuda::cp_async_16(sh.x[0] + tok * STRIDE + at, left > 0 ? x + p : x, left > 0);
+            continue;
+        }
+        float v[8] = {};
+        if (PARTS > 1 && in.wide && left >= 8) {
+            bp_cuda::load_any_vec(v, in.x, in.dtype, p);
         } else {
 #pragma unroll
-            for (int k = 0; k < 8; ++k) to[k] = k < left ? p[k] : __float2bfloat16_rn(0.0f);
+            for (int k = 0; k < 8; ++k)
+                if (k < left) v[k] = bp_cuda::load_any(in.x, in.dtype, p + k);
         }
+        put_parts<PARTS, TOK>(sh, tok * STRIDE + at, v);
     }
-    bp_cuda::cp_async_commit();
+    if (PARTS == 1) bp_cuda::cp_async_commit();
 }
 
 /* ---- products: warps lie 4 x 2 over 32 rows x 32 tokens each, or 8 x 1 over 16 rows x 16 tokens ---- */
 
-template <uint32_t TYPE, int TOK> struct Product {
+template <uint32_t TYPE, int TOK, int PARTS> struct Product {
     static constexpr int WIDE = TOK == MOE_TILE_MANY ? 2 : 1;
     static constexpr int M = ROWS / (WARPS / WIDE) / 16, N = TOK / WIDE / 8;
     float acc[M][N][4];
@@ -199,7 +224,7 @@ template <uint32_t TYPE, int TOK> struct Product {
         constexpr int SPAN = SPAN_OF<TYPE> == 0 ? 16 : SPAN_OF<TYPE>, STEPS = SPAN / 16;
         const int lane = threadIdx.x & 31;
         const bf16 *wl = sh.w + (row() + lane % 16) * STRIDE + lane / 16 * 8;
-        const bf16 *xl = sh.x + (tok() + lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
+        const int x_at = (tok() + lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
 #pragma unroll 1
         for (int span = 0; span < COLS / SPAN; ++span) {
             uint32_t a[STEPS][M][4];
@@ -209,42 +234,53 @@ template <uint32_t TYPE, int TOK> struct Product {
                 for (int i = 0; i < M; ++i) bp_cuda::ldmatrix_x4(a[k][i], wl + i * 16 * STRIDE + span * SPAN + k * 16);
 #pragma unroll
             for (int j = 0; j < N; j += 2) {
-                uint32_t b[STEPS][4];
+                uint32_t b[PARTS][STEPS][4];
 #pragma unroll
-                for (int k = 0; k < STEPS; ++k) bp_cuda::ldmatrix_x4(b[k], xl + j * 8 * STRIDE + span * SPAN + k * 16);
+                for (int p = 0; p < PARTS; ++p)
+#pragma unroll
+                    for (int k = 0; k < STEPS; ++k)
+                        bp_cuda::ldmatrix_x4(b[p][k], sh.x[p] + x_at + j * 8 * STRIDE + span * SPAN + k * 16);
                 if constexpr (SPAN_OF<TYPE> == 0) {
 #pragma unroll
-                    for (int i = 0; i < M; ++i) {
-                        bp_cuda::mma<bf16>(acc[i][j], a[0][i], b[0][0], b[0][1]);
-                        bp_cuda::mma<bf16>(acc[i][j + 1], a[0][i], b[0][2], b[0][3]);
-                    }
+                    for (int i = 0; i < M; ++i) multiply(acc[i][j], acc[i][j + 1], a, i, b);
                 } else {
                     scaled(sh, span, j, a, b);
                 }
             }
         }
     }
-    template <class S, int STEPS>
-    __device__ __forceinline__ void scaled(const S &sh, int span, int j, const uint32_t (&a)[STEPS][M][4],
-                                           const uint32_t (&b)[STEPS][4])
+    /* The two tiles of tokens in b times rows i of a; the small parts of x first. */
+    template <int STEPS>
+    static __device__ __forceinline__ void multiply(float (&one)[4], float (&other)[4], const uint32_t (&a)[STEPS][M][4], int i,
+                                                    const uint32_t (&b)[PARTS][STEPS][4])
     {
-        const uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-        float sum[2][4] = {};
-        if constexpr (HAS_OFFSET<TYPE>) {
+#pragma unroll
+        for (int p = PARTS - 1; p >= 0; --p)
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) {
-                bp_cuda::mma<bf16>(sum[0], ones, b[k][0], b[k][1]);
-                bp_cuda::mma<bf16>(sum[1], ones, b[k][2], b[k][3]);
+                bp_cuda::mma<bf16>(one, a[k][i], b[p][k][0], b[p][k][1]);
+                bp_cuda::mma<bf16>(other, a[k][i], b[p][k][2], b[p][k][3]);
             }
+    }
+    template <class S, int STEPS>
+    __device__ __forceinline__ void scaled(const S &sh, int span, int j, const uint32_t (&a)[STEPS][M][4],
+                                           const uint32_t (&b)[PARTS][STEPS][4])
+    {
+        float sum[2][4] = {};
+        if constexpr (HAS_OFFSET<TYPE>) {
+            const uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+#pragma unroll
+            for (int p = PARTS - 1; p >= 0; --p)
+#pragma unroll
+                for (int k = 0; k < STEPS; ++k) {
+                    bp_cuda::mma<bf16>(sum[0], ones, b[p][k][0], b[p][k][1]);
+                    bp_cuda::mma<bf16>(sum[1], ones, b[p][k][2], b[p][k][3]);
+                }
         }
 #pragma unroll
         for (int i = 0; i < M; ++i) {
             float part[2][4] = {};
-#pragma unroll
-            for (int k = 0; k < STEPS; ++k) {
-                bp_cuda::mma<bf16>(part[0], a[k][i], b[k][0], b[k][1]);
-                bp_cuda::mma<bf16>(part[1], a[k][i], b[k][2], b[k][3]);
-            }
+            multiply(part[0], part[1], a, i, b);
             const int at = row() + i * 16 + static_cast<int>(threadIdx.x & 31) / 4;
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
@@ -274,22 +310,23 @@ template <uint32_t TYPE, int TOK> struct Product {
 
 /* ---- the kernel; blocks: x: rows of weights, y: tiles ---- */
 
-template <uint32_t TYPE, int TOK, bool INNER>
+template <uint32_t TYPE, int TOK, int PARTS, bool INNER>
 __global__ void __launch_bounds__(THREADS, 2) tile_kernel(const __grid_constant__ moe_call c)
 {
     constexpr int OWN = INNER ? ROWS / 2 : ROWS;
     /* Where registers allow it. */
-    constexpr bool AHEAD = sizeof(Stage<TYPE>) <= 36;
+    constexpr bool AHEAD = PARTS == 1 && sizeof(Stage<TYPE>) <= 36;
     extern __shared__ uint4 shared[];
-    Shared<TYPE, TOK> &sh = *reinterpret_cast<Shared<TYPE, TOK> *>(shared);
+    Shared<TYPE, TOK, PARTS> &sh = *reinterpret_cast<Shared<TYPE, TOK, PARTS> *>(shared);
     moe::Tile t;
     if (!moe::find_tile(c, static_cast<int>(blockIdx.y), t)) return;
     const int first = static_cast<int>(blockIdx.x) * OWN + (INNER ? 0 : c.col);
     for (int i = threadIdx.x; i < TOK; i += THREADS)
         sh.from[i] = i >= t.n ? -1 : INNER ? moe::pair_of(c, t.first + i) / c.n_used : moe::pair_of(c, t.first + i);
     Input in;
-    in.x = static_cast<const bf16 *>(INNER ? c.x : c.h);
+    in.x = INNER ? c.x : c.h;
     in.stride = INNER ? c.x_stride : c.e.width;
+    in.dtype = INNER ? c.x_dtype : static_cast<uint32_t>(PARTS == 1 ? BP_DT_BF16 : BP_DT_F32);
     in.n = INNER ? c.e.n_embd : c.e.width;
     in.wide = (reinterpret_cast<uintptr_t>(in.x) & 15) == 0 && in.stride % 8 == 0;
 
@@ -308,7 +345,7 @@ __global__ void __launch_bounds__(THREADS, 2) tile_kernel(const __grid_constant_
         rows[i] = row < m.rows ? m.data + t.expert * m.expert_bytes + row * m.row_bytes : nullptr;
     }
     Stage<TYPE> w[2];
-    Product<TYPE, TOK> product;
+    Product<TYPE, TOK, PARTS> product;
     product.clear();
     if (AHEAD && j * 32 < cols) {
 #pragma unroll
@@ -318,7 +355,7 @@ __global__ void __launch_bounds__(THREADS, 2) tile_kernel(const __grid_constant_
     for (int col = 0; col < cols; col += COLS) {
         const int chunk = col / 32 + j;
         __syncthreads(); /* the window before has been read, and `from` is written */
-        stage_x<TOK>(in, sh, col);
+        stage_x<TOK, PARTS>(in, sh, col);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             if (rows[i] == nullptr || chunk * 32 >= cols) {
@@ -333,7 +370,7 @@ __global__ void __launch_bounds__(THREADS, 2) tile_kernel(const __grid_constant_
             for (int i = 0; i < 2; ++i)
                 if (rows[i] != nullptr) w[i].load(rows[i], types[i], cols, chunk + 4);
         }
-        bp_cuda::cp_async_wait<0>();
+        if (PARTS == 1) bp_cuda::cp_async_wait<0>();
         __syncthreads();
         product.add(sh);
     }
@@ -342,9 +379,11 @@ __global__ void __launch_bounds__(THREADS, 2) tile_kernel(const __grid_constant_
         const int64_t pair = moe::pair_of(c, t.first + tok);
         if (INNER) {
             const int row = first + s / (2 * HALF) * HALF + s % HALF;
-            if (row < c.e.n_ff)
-                static_cast<bf16 *>(c.h)[pair * c.e.width + c.e.left + row] =
-                    __float2bfloat16_rn(moe::silu(one * c.e.gate.scale) * (other * c.e.up.scale));
+            const float h = moe::silu(one * c.e.gate.scale) * (other * c.e.up.scale);
+            const int64_t to = pair * c.e.width + c.e.left + row;
+            if (row >= c.e.n_ff) return;
+            if (PARTS == 1) static_cast<bf16 *>(c.h)[to] = __float2bfloat16_rn(h);
+            else static_cast<float *>(c.h)[to] = h;
         } else {
             float *to = c.part + pair * c.n_col - c.col + first;
             if (first + s < c.col + c.n_col) to[s] = one * c.e.down.scale;
@@ -353,36 +392,62 @@ __global__ void __launch_bounds__(THREADS, 2) tile_kernel(const __grid_constant_
     });
 }
 
-template <uint32_t TYPE, int TOK, bool INNER> int32_t start(const moe_call &c, cudaStream_t s)
+template <uint32_t TYPE, int TOK, int PARTS, bool INNER> int32_t start(const moe_call &c, cudaStream_t s)
 {
     const int own = INNER ? ROWS / 2 : ROWS, n = INNER ? c.e.n_ff : c.n_col;
     const dim3 grid(static_cast<unsigned>((n + own - 1) / own), static_cast<unsigned>(c.n_tile));
-    constexpr int N_BYTES = static_cast<int>(sizeof(Shared<TYPE, TOK>));
-    const cudaError_t e = cudaFuncSetAttribute(tile_kernel<TYPE, TOK, INNER>, cudaFuncAttributeMaxDynamicSharedMemorySize, N_BYTES);
+    constexpr int N_BYTES = static_cast<int>(sizeof(Shared<TYPE, TOK, PARTS>));
+    const cudaError_t e = cudaFuncSetAttribute(tile_kernel<TYPE, TOK, PARTS, INNER>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize, N_BYTES);
     if (e != cudaSuccess) return static_cast<int32_t>(e);
-    tile_kernel<TYPE, TOK, INNER><<<grid, THREADS, N_BYTES, s>>>(c);
+    tile_kernel<TYPE, TOK, PARTS, INNER><<<grid, THREADS, N_BYTES, s>>>(c);
     return static_cast<int32_t>(cudaGetLastError());
 }
 
-template <uint32_t TYPE, bool INNER> int32_t start_size(const moe_call &c, cudaStream_t s)
+template <uint32_t TYPE, int PARTS, bool INNER> int32_t start_size(const moe_call &c, cudaStream_t s)
 {
-    if (c.tile_tok == MOE_TILE_MANY) return start<TYPE, MOE_TILE_MANY, INNER>(c, s);
-    return start<TYPE, MOE_TILE_FEW, INNER>(c, s);
+    if (c.tile_tok == MOE_TILE_MANY) return start<TYPE, MOE_TILE_MANY, PARTS, INNER>(c, s);
+    return start<TYPE, MOE_TILE_FEW, PARTS, INNER>(c, s);
+}
+
+template <uint32_t TYPE, bool INNER> int32_t start_parts(const moe_call &c, cudaStream_t s)
+{
+    if (c.half != 0) return start_size<TYPE, 1, INNER>(c, s);
+    if constexpr (TYPE == ANY) return static_cast<int32_t>(cudaErrorInvalidValue); /* rounds weights: see moe_tile_serves */
+    else return c.x_dtype == BP_DT_F16 ? start_size<TYPE, 2, INNER>(c, s) : start_size<TYPE, 3, INNER>(c, s);
+}
+
+uint32_t type_of(const moe_call &c, bool inner)
+{
+    const uint32_t type = !inner ? c.e.down.type : c.e.gate.type == c.e.up.type ? c.e.gate.type : ANY;
+    switch (type) {
+    case BP_GGUF_Q4_K:
+    case BP_GGUF_Q5_K:
+    case BP_GGUF_Q6_K:
+    case BP_GGUF_Q8_0:
+    case BP_GGUF_BF16: return type;
+    default: return ANY;
+    }
 }
 
 template <bool INNER> int32_t start_type(const moe_call &c, cudaStream_t s)
 {
-    switch (!INNER ? c.e.down.type : c.e.gate.type == c.e.up.type ? c.e.gate.type : ANY) {
-    case BP_GGUF_Q4_K: return start_size<BP_GGUF_Q4_K, INNER>(c, s);
-    case BP_GGUF_Q5_K: return start_size<BP_GGUF_Q5_K, INNER>(c, s);
-    case BP_GGUF_Q6_K: return start_size<BP_GGUF_Q6_K, INNER>(c, s);
-    case BP_GGUF_Q8_0: return start_size<BP_GGUF_Q8_0, INNER>(c, s);
-    case BP_GGUF_BF16: return start_size<BP_GGUF_BF16, INNER>(c, s);
-    default: return start_size<ANY, INNER>(c, s);
+    switch (type_of(c, INNER)) {
+    case BP_GGUF_Q4_K: return start_parts<BP_GGUF_Q4_K, INNER>(c, s);
+    case BP_GGUF_Q5_K: return start_parts<BP_GGUF_Q5_K, INNER>(c, s);
+    case BP_GGUF_Q6_K: return start_parts<BP_GGUF_Q6_K, INNER>(c, s);
+    case BP_GGUF_Q8_0: return start_parts<BP_GGUF_Q8_0, INNER>(c, s);
+    case BP_GGUF_BF16: return start_parts<BP_GGUF_BF16, INNER>(c, s);
+    default: return start_parts<ANY, INNER>(c, s);
     }
 }
 
 } // namespace
+
+int32_t moe_tile_serves(const moe_call *c, int32_t inner)
+{
+    return c->half != 0 || type_of(*c, inner != 0) != ANY;
+}
 
 int32_t moe_launch_tile(const moe_call *c, int32_t inner, void *stream)
 {
