@@ -31,12 +31,14 @@ struct job {
     int32_t rows, first_strip;
     float scale;
 };
-/* With silu the strips of two weights take turns, and two of them make a unit, which is finished at once; else a strip is one. */
+/* With silu the strips of two weights take turns, and two of them make a unit, which is finished at once; else a strip
+ * is one. */
 struct args {
     job jobs[QG_MAX_W];
     const __nv_bfloat16 *x;
     const void *residual;
-    float *partial; /* (blocks, 2, strips of a unit, n_tok, 16): sums of a block's first and last unit, if others share them */
+    /* (blocks, 2, strips of a unit, n_tok, 16): sums of a block's first and last unit, if others share them */
+    float *partial;
     int64_t x_ld, residual_stride;
     int32_t n_steps, n_strip; /* of a strip; in all */
     int32_t n_tok, parts, n_col;
@@ -46,7 +48,8 @@ struct args {
 /* d = a b, nothing else: what an accumulator of zeros would give. */
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, "
         "{%0, %1, %2, %3};\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -62,7 +65,9 @@ template <bool SUB16> __device__ __forceinline__ uint4 load_x(const __nv_bfloat1
 }
 
 /* acc += scale * d - min * ones, for the rows g (d[0], d[1]) and g + 8. */
-template <class S> __device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&d)[4], const S &s, int G, int sub)
+template <class S>
+__device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&d)[4], const S &s, int G,
+                                           int sub)
 {
     const float s0 = s.h[0].scale(G, sub), s1 = s.h[1].scale(G, sub);
     acc[0] = fmaf(s0, d[0], acc[0]);
@@ -70,7 +75,9 @@ template <class S> __device__ __forceinline__ void add_scaled(float (&acc)[4], c
     acc[2] = fmaf(s1, d[2], acc[2]);
     acc[3] = fmaf(s1, d[3], acc[3]);
 }
-template <class S> __device__ __forceinline__ void take_min(float (&acc)[4], const float (&d)[4], const S &s, int G, int sub)
+template <class S>
+__device__ __forceinline__ void take_min(float (&acc)[4], const float (&d)[4], const S &s, int G,
+                                         int sub)
 {
     const float m0 = -s.h[0].min(G, sub), m1 = -s.h[1].min(G, sub);
     acc[0] = fmaf(m0, d[0], acc[0]);
@@ -81,8 +88,9 @@ template <class S> __device__ __forceinline__ void take_min(float (&acc)[4], con
 
 /* One group of 32 columns. x[t]: this lane's column of tile t, or NULL. */
 template <uint32_t TYPE, int TILES, int G>
-__device__ __forceinline__ void group(const step<TYPE> &s, const uint32_t (&ones)[4], const uint4 (&x)[TILES],
-                                      float (&acc)[TILES][4], float (&plain)[TILES][4])
+__device__ __forceinline__ void group(const step<TYPE> &s, const uint32_t (&ones)[4],
+                                      const uint4 (&x)[TILES], float (&acc)[TILES][4],
+                                      float (&plain)[TILES][4])
 {
     using H = typename step<TYPE>::H;
     uint32_t a[step<TYPE>::PARTS][2][4];
@@ -130,15 +138,18 @@ __device__ __forceinline__ void group(const step<TYPE> &s, const uint32_t (&ones
  * way. ahead: bytes to the next step, 0 after the last. (A pointer that is NULL after the last does not do: ptxas 13.0.88
  * puts too few cycles between clearing it with CS2R and testing it, and the kernel reads at 0.) */
 template <uint32_t TYPE, int TILES, int G = 0>
-__device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4], const unsigned char *next, int ahead,
-                                       const __nv_bfloat16 *x, int64_t tile_ld, int n_tile, float (&acc)[TILES][4], float (&plain)[TILES][4])
+__device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4],
+                                       const unsigned char *next, int ahead, const __nv_bfloat16 *x,
+                                       int64_t tile_ld, int n_tile, float (&acc)[TILES][4],
+                                       float (&plain)[TILES][4])
 {
     if constexpr (G < step<TYPE>::GROUPS) {
         const int lane = static_cast<int>(threadIdx.x) & 31;
         uint4 v[TILES];
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
-            v[t] = t < n_tile ? load_x<step<TYPE>::H::SUB16>(x + t * tile_ld, G, lane & 3) : make_uint4(0, 0, 0, 0);
+            v[t] = t < n_tile ? load_x<step<TYPE>::H::SUB16>(x + t * tile_ld, G, lane & 3)
+                              : make_uint4(0, 0, 0, 0);
         group<TYPE, TILES, G>(s, ones, v, acc, plain);
         if (ahead != 0) s.template refill<G>(next);
         groups<TYPE, TILES, G + 1>(s, ones, next, ahead, x, tile_ld, n_tile, acc, plain);
@@ -173,14 +184,17 @@ __device__ __forceinline__ const unsigned char *data_of(const args &g, int v)
     return g.jobs[which].w + strip * g.jobs[which].pitch;
 }
 
-template <int TILES> __device__ __forceinline__ void leave(shared<TILES> &room, int warp, int segment, float (&acc)[TILES][4])
+template <int TILES>
+__device__ __forceinline__ void leave(shared<TILES> &room, int warp, int segment,
+                                      float (&acc)[TILES][4])
 {
     const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            room.sums[warp][segment][8 * t + 2 * (lane & 3) + (i & 1)][(lane >> 2) + 8 * (i >> 1)] = acc[t][i];
+            room.sums[warp][segment][8 * t + 2 * (lane & 3) + (i & 1)][(lane >> 2) + 8 * (i >> 1)] =
+                acc[t][i];
             acc[t][i] = 0.0f;
         }
     }
@@ -246,15 +260,19 @@ __device__ __forceinline__ float silu(float v)
 /* Steps of the line: blocks have equal parts of them, and so have the warps of a block. */
 __device__ __forceinline__ int first_step(const args &g, int block)
 {
-    return static_cast<int>(static_cast<int64_t>(g.n_strip) * g.n_steps * block / static_cast<int>(gridDim.x));
+    return static_cast<int>(static_cast<int64_t>(g.n_strip) * g.n_steps * block /
+                            static_cast<int>(gridDim.x));
 }
 __device__ __forceinline__ int block_of(const args &g, int at)
 {
-    return static_cast<int>(((at + 1) * static_cast<int64_t>(gridDim.x) - 1) / (static_cast<int64_t>(g.n_strip) * g.n_steps));
+    return static_cast<int>(((at + 1) * static_cast<int64_t>(gridDim.x) - 1) /
+                            (static_cast<int64_t>(g.n_strip) * g.n_steps));
 }
 
 /* This block's sum of one row of strip v and one token: over its warps, and over the parts of x, the smallest first. */
-template <int TILES> __device__ __forceinline__ float sum_warps(const args &g, const shared<TILES> &room, int v, int tok, int row)
+template <int TILES>
+__device__ __forceinline__ float sum_warps(const args &g, const shared<TILES> &room, int v, int tok,
+                                           int row)
 {
     float sum = 0.0f;
     for (int p = g.parts - 1; p >= 0; --p) {
@@ -269,7 +287,8 @@ template <int TILES> __device__ __forceinline__ float sum_warps(const args &g, c
 }
 
 /* sum(i, tok, row): of the i-th strip of the unit, not yet scaled. */
-template <class F> __device__ __forceinline__ void finish(const args &g, int unit, int tok, int row, F sum)
+template <class F>
+__device__ __forceinline__ void finish(const args &g, int unit, int tok, int row, F sum)
 {
     int strip;
     const int which = weight_of(g, g.silu != 0 ? 2 * unit : unit, strip);
@@ -283,16 +302,21 @@ template <class F> __device__ __forceinline__ void finish(const args &g, int uni
     bp_cuda::store_any(j.y, g.y_dtype, tok * j.y_stride + at, v);
 }
 
-template <int TILES> __device__ __forceinline__ void end_block(const args &g, shared<TILES> &room, int begin, int end)
+template <int TILES>
+__device__ __forceinline__ void end_block(const args &g, shared<TILES> &room, int begin, int end)
 {
-    const int n_of = g.silu != 0 ? 2 : 1, unit_steps = n_of * g.n_steps, block = static_cast<int>(blockIdx.x);
+    const int n_of = g.silu != 0 ? 2 : 1, unit_steps = n_of * g.n_steps,
+              block = static_cast<int>(blockIdx.x);
     const int first = begin / unit_steps, last = (end - 1) / unit_steps, n = g.n_tok * QG_STRIP;
     float *const mine = g.partial + static_cast<int64_t>(block) * 2 * n_of * n;
-    const auto shared_unit = [&](int unit) { return unit * unit_steps < begin || (unit + 1) * unit_steps > end; };
+    const auto shared_unit = [&](int unit) {
+        return unit * unit_steps < begin || (unit + 1) * unit_steps > end;
+    };
     for (int i = static_cast<int>(threadIdx.x); i < (last - first + 1) * n; i += QG_WARPS * 32) {
         const int row = i % QG_STRIP, tok = i / QG_STRIP % g.n_tok, unit = first + i / n;
         if (!shared_unit(unit)) {
-            finish(g, unit, tok, row, [&](int k) { return sum_warps(g, room, unit * n_of + k, tok, row); });
+            finish(g, unit, tok, row,
+                   [&](int k) { return sum_warps(g, room, unit * n_of + k, tok, row); });
             continue;
         }
         float *const out = mine + (unit == first ? 0 : n_of * n) + tok * QG_STRIP + row;
@@ -308,7 +332,8 @@ template <int TILES> __device__ __forceinline__ void end_block(const args &g, sh
         if (shared_unit(unit) && (threadIdx.x == 0 || last != first)) {
             int strip;
             const int which = weight_of(g, unit * n_of, strip);
-            const int blocks = block_of(g, (unit + 1) * unit_steps - 1) - block_of(g, unit * unit_steps) + 1;
+            const int blocks =
+                block_of(g, (unit + 1) * unit_steps - 1) - block_of(g, unit * unit_steps) + 1;
             uint32_t *const counter = g.jobs[which].counters + strip;
             comes_last = atomicAdd(counter, 1u) == static_cast<uint32_t>(blocks - 1) ? 1u : 0u;
             if (comes_last != 0) *counter = 0;
@@ -326,7 +351,8 @@ template <int TILES> __device__ __forceinline__ void end_block(const args &g, sh
                 float sum = 0.0f;
                 for (int b = from; b <= to; ++b) {
                     const int at = first_step(g, b) / unit_steps == unit ? 0 : n_of * n;
-                    sum += __ldcg(g.partial + static_cast<int64_t>(b) * 2 * n_of * n + at + k * n + i);
+                    sum +=
+                        __ldcg(g.partial + static_cast<int64_t>(b) * 2 * n_of * n + at + k * n + i);
                 }
                 return sum;
             });
@@ -337,18 +363,23 @@ template <int TILES> __device__ __forceinline__ void end_block(const args &g, sh
 /* As many blocks as leave enough registers. */
 constexpr bool is_large(uint32_t type)
 {
-    return type == BP_GGUF_Q8_0 || type == BP_GGUF_Q5_K || type == BP_GGUF_Q6_K || type == BP_GGUF_Q4_1 || type == BP_GGUF_Q5_1 || type == BP_GGUF_IQ4_XS || type == BP_GGUF_NVFP4;
+    return type == BP_GGUF_Q8_0 || type == BP_GGUF_Q5_K || type == BP_GGUF_Q6_K ||
+           type == BP_GGUF_Q4_1 || type == BP_GGUF_Q5_1 || type == BP_GGUF_IQ4_XS ||
+           type == BP_GGUF_NVFP4;
 }
 template <uint32_t TYPE, int TILES> constexpr int blocks_per_sm()
 {
     return TILES > 1 ? 2 : is_large(TYPE) ? 2 : 3;
 }
 template <uint32_t TYPE, int TILES>
-__global__ void __launch_bounds__(QG_WARPS * 32, blocks_per_sm<TYPE, TILES>()) gemv_kernel(const __grid_constant__ args g)
+__global__ void __launch_bounds__(QG_WARPS * 32, blocks_per_sm<TYPE, TILES>())
+    gemv_kernel(const __grid_constant__ args g)
 {
     __shared__ shared<TILES> room;
-    static_assert(sizeof room <= BP_CUDA_SMEM_MAX && sizeof room <= 49152, "fits every chip, and needs no opt-in");
-    const int begin = first_step(g, static_cast<int>(blockIdx.x)), end = first_step(g, static_cast<int>(blockIdx.x) + 1);
+    static_assert(sizeof room <= BP_CUDA_SMEM_MAX && sizeof room <= 49152,
+                  "fits every chip, and needs no opt-in");
+    const int begin = first_step(g, static_cast<int>(blockIdx.x)),
+              end = first_step(g, static_cast<int>(blockIdx.x) + 1);
     const int warp = static_cast<int>(threadIdx.x) / 32, n = end - begin;
     run_steps<TYPE, TILES>(g, room, begin + n * warp / QG_WARPS, begin + n * (warp + 1) / QG_WARPS);
     __syncthreads();
@@ -393,8 +424,10 @@ template <uint32_t TYPE> int32_t launch(const qg_gemv &q, cudaStream_t stream)
 {
     const args g = make_args(q);
     if (g.n_strip == 0) return static_cast<int32_t>(cudaSuccess);
-    if (g.n_col <= 8) gemv_kernel<TYPE, 1><<<q.blocks, QG_WARPS * 32, 0, stream>>>(g);
-    else gemv_kernel<TYPE, 3><<<q.blocks, QG_WARPS * 32, 0, stream>>>(g);
+    if (g.n_col <= 8)
+        gemv_kernel<TYPE, 1><<<q.blocks, QG_WARPS * 32, 0, stream>>>(g);
+    else
+        gemv_kernel<TYPE, 3><<<q.blocks, QG_WARPS * 32, 0, stream>>>(g);
     return static_cast<int32_t>(cudaGetLastError());
 }
 

@@ -15,24 +15,28 @@ extern template int32_t gemv::launch<BP_GGUF_IQ4_XS>(const qg_gemv &, cudaStream
 extern "C" int32_t qg_gemv_launch(const qg_gemv *g, void *stream)
 {
     const cudaStream_t s = static_cast<cudaStream_t>(stream);
-#define QG_CASE(NAME)                                                                                                  \
-    case BP_GGUF_##NAME: return gemv::launch<BP_GGUF_##NAME>(*g, s);
+#define QG_CASE(NAME)                                                                              \
+    case BP_GGUF_##NAME:                                                                           \
+        return gemv::launch<BP_GGUF_##NAME>(*g, s);
     switch (g->w[0]->type) {
         QG_PLANES_MAP(QG_CASE)
         QG_ROWS_MAP(QG_CASE)
-    default: return static_cast<int32_t>(cudaErrorInvalidValue);
+    default:
+        return static_cast<int32_t>(cudaErrorInvalidValue);
     }
 #undef QG_CASE
 }
 
 extern "C" int32_t qg_blocks_per_sm(uint32_t type)
 {
-#define QG_CASE(NAME)                                                                                                  \
-    case BP_GGUF_##NAME: return gemv::blocks_per_sm<BP_GGUF_##NAME, 1>();
+#define QG_CASE(NAME)                                                                              \
+    case BP_GGUF_##NAME:                                                                           \
+        return gemv::blocks_per_sm<BP_GGUF_##NAME, 1>();
     switch (type) {
         QG_PLANES_MAP(QG_CASE)
         QG_ROWS_MAP(QG_CASE)
-    default: return 1;
+    default:
+        return 1;
     }
 #undef QG_CASE
 }

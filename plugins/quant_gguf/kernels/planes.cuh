@@ -42,8 +42,10 @@ __device__ __forceinline__ float byte_float(uint32_t w, int n, uint32_t k)
 /* Moves bit `from` to bit `to`, and its neighbours with it. */
 template <int FROM, int TO> __device__ __forceinline__ uint32_t move_bit(uint32_t w)
 {
-    if constexpr (FROM >= TO) return w >> (FROM - TO);
-    else return w << (TO - FROM);
+    if constexpr (FROM >= TO)
+        return w >> (FROM - TO);
+    else
+        return w << (TO - FROM);
 }
 __device__ __forceinline__ uint32_t word(const uint4 &v, int i)
 {
@@ -63,7 +65,8 @@ constexpr int STEP = 256;
 template <int HIGH, int BIAS> struct nibbles {
     static constexpr int K = STEP, NQ = 4 + HIGH, PARTS = 1;
     template <int V> static constexpr int last = V < 4 ? 2 * V + 1 : HIGH == 2 && V == 4 ? 3 : 7;
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
+    template <int G, int P>
+    __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
         uint32_t v = and_or<0x000f000fu>(word(q[G / 2], (G & 1) * 2 + r) >> (4 * P), magic);
         if constexpr (HIGH == 1) {
@@ -83,7 +86,8 @@ template <int HIGH, int BIAS> struct nibbles {
         } else if (HIGH == 1) {
             for (int i = 0; i < 32; ++i) {
                 const int g = i >> 3, e = i & 7;
-                out |= (code(w >> 1, 4 * (w & 1) + g, e) >> 4 & 1u) << (4 * g + (e >> 1) + 16 * (e & 1));
+                out |= (code(w >> 1, 4 * (w & 1) + g, e) >> 4 & 1u)
+                       << (4 * g + (e >> 1) + 16 * (e & 1));
             }
         } else {
             for (int i = 0; i < 16; ++i) {
@@ -100,7 +104,8 @@ template <int HIGH, int BIAS> struct nibbles {
 template <int HIGH, int BIAS> struct two_bits {
     static constexpr int K = STEP, NQ = 2 + HIGH, PARTS = 1;
     template <int V> static constexpr int last = V == 0 ? 3 : 7;
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
+    template <int G, int P>
+    __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
         uint32_t v = and_or<0x00030003u>(
             move_bit<2 * ((G & 1) * 4 + P), 0>(word(q[G >> 2], (G >> 1 & 1) * 2 + r)), magic);
@@ -114,12 +119,14 @@ template <int HIGH, int BIAS> struct two_bits {
         if (v < 2) {
             for (int i = 0; i < 16; ++i) {
                 const int g = i >> 3, e = i & 7;
-                out |= (code(w & 1, 4 * v + 2 * (w >> 1) + g, e) & 3u) << (2 * (4 * g + (e >> 1)) + 16 * (e & 1));
+                out |= (code(w & 1, 4 * v + 2 * (w >> 1) + g, e) & 3u)
+                       << (2 * (4 * g + (e >> 1)) + 16 * (e & 1));
             }
         } else {
             for (int i = 0; i < 32; ++i) {
                 const int g = i >> 3, e = i & 7;
-                out |= (code(w >> 1, 4 * (w & 1) + g, e) >> 2 & 1u) << (4 * g + (e >> 1) + 16 * (e & 1));
+                out |= (code(w >> 1, 4 * (w & 1) + g, e) >> 2 & 1u)
+                       << (4 * g + (e >> 1) + 16 * (e & 1));
             }
         }
         return out;
@@ -131,7 +138,8 @@ template <int HIGH, int BIAS> struct two_bits {
 struct bytes {
     static constexpr int K = STEP, NQ = 8, PARTS = 1;
     template <int V> static constexpr int last = V;
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
+    template <int G, int P>
+    __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
         const uint32_t v = word(q[G], r * 2 + (P >> 1)) >> (8 * (P & 1));
         return sub_bf16x2(and_or<0x007f007fu>(v, magic), and_or<0x00800080u>(v, magic));
@@ -153,14 +161,16 @@ template <class T> struct levels {
     {
         return __byte_perm(__byte_perm(t[0], t[1], below8), __byte_perm(t[2], t[3], below8), which);
     }
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t)
+    template <int G, int P>
+    __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t)
     {
         /* Of the two pairs of a half word most is the same; the compiler keeps it. */
         const uint32_t v = word(q[G / 2], (G & 1) * 2 + r) >> (16 * (P >> 1));
         const uint32_t below8 = v & 0x7777u, which = (v >> 1 & 0x4444u) | 0x3210u;
         constexpr uint32_t low[4] = {T::low[0], T::low[1], T::low[2], T::low[3]};
         constexpr uint32_t high[4] = {T::high[0], T::high[1], T::high[2], T::high[3]};
-        return __byte_perm(choose(low, below8, which), choose(high, below8, which), (P & 1) == 0 ? 0x5140u : 0x7362u);
+        return __byte_perm(choose(low, below8, which), choose(high, below8, which),
+                           (P & 1) == 0 ? 0x5140u : 0x7362u);
     }
     template <class F> __device__ static uint32_t pack(int v, int w, F code)
     {
@@ -186,18 +196,19 @@ constexpr uint32_t level_bytes(const int (&levels)[16], int first, int shift)
     return out;
 }
 struct iq4_levels {
-    static constexpr int of[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-    static constexpr uint32_t high[4] = {level_bytes(of, 0, 8), level_bytes(of, 4, 8), level_bytes(of, 8, 8),
-                                         level_bytes(of, 12, 8)};
-    static constexpr uint32_t low[4] = {level_bytes(of, 0, 0), level_bytes(of, 4, 0), level_bytes(of, 8, 0),
-                                        level_bytes(of, 12, 0)};
+    static constexpr int of[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                   1,    13,   25,  38,  53,  69,  89,  113};
+    static constexpr uint32_t high[4] = {level_bytes(of, 0, 8), level_bytes(of, 4, 8),
+                                         level_bytes(of, 8, 8), level_bytes(of, 12, 8)};
+    static constexpr uint32_t low[4] = {level_bytes(of, 0, 0), level_bytes(of, 4, 0),
+                                        level_bytes(of, 8, 0), level_bytes(of, 12, 0)};
 };
 struct e2m1_levels { /* doubled, as the scales are halved */
     static constexpr int of[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    static constexpr uint32_t high[4] = {level_bytes(of, 0, 8), level_bytes(of, 4, 8), level_bytes(of, 8, 8),
-                                         level_bytes(of, 12, 8)};
-    static constexpr uint32_t low[4] = {level_bytes(of, 0, 0), level_bytes(of, 4, 0), level_bytes(of, 8, 0),
-                                        level_bytes(of, 12, 0)};
+    static constexpr uint32_t high[4] = {level_bytes(of, 0, 8), level_bytes(of, 4, 8),
+                                         level_bytes(of, 8, 8), level_bytes(of, 12, 8)};
+    static constexpr uint32_t low[4] = {level_bytes(of, 0, 0), level_bytes(of, 4, 0),
+                                        level_bytes(of, 8, 0), level_bytes(of, 12, 0)};
 };
 
 /* bf16 as it is; f16 as two bf16 that add up to it (eight bits and the three below). They stay rows, which cuBLAS can read
@@ -205,15 +216,18 @@ struct e2m1_levels { /* doubled, as the scales are halved */
 template <bool F16> struct shorts {
     static constexpr int K = 128, NQ = 8, PARTS = F16 ? 2 : 1;
     template <int V> static constexpr int last = V / 2;
-    template <int G, int P> __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int part, uint32_t)
+    template <int G, int P>
+    __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int part, uint32_t)
     {
         const uint32_t v = word(q[2 * G + r], P);
         if constexpr (!F16) return v;
         const float a = low_half(v), b = high_half(v);
-        const uint32_t x = __float_as_uint(a), y = __float_as_uint(b), top = __byte_perm(x, y, 0x7632u);
+        const uint32_t x = __float_as_uint(a), y = __float_as_uint(b),
+                       top = __byte_perm(x, y, 0x7632u);
         if (part == 0) return top;
         /* Infinity minus itself is NaN; the low part of what is not finite is nothing. */
-        const float low_a = a - __uint_as_float(x & 0xffff0000u), low_b = b - __uint_as_float(y & 0xffff0000u);
+        const float low_a = a - __uint_as_float(x & 0xffff0000u),
+                    low_b = b - __uint_as_float(y & 0xffff0000u);
         return __byte_perm(__float_as_uint(low_a == low_a ? low_a : 0.0f),
                            __float_as_uint(low_b == low_b ? low_b : 0.0f), 0x7632u);
     }
@@ -226,11 +240,23 @@ template <bool F16> struct shorts {
 struct no_scales {
     static constexpr int HB = 0, HB2 = 0;
     static constexpr bool SUB16 = false, MIN = false, NONE = true;
-    __device__ void load(const unsigned char *, const unsigned char *) {}
-    __device__ void open(uint32_t) {}
-    __device__ float scale(int, int) const { return 1.0f; }
-    __device__ float min(int, int) const { return 0.0f; }
-    template <class B> __device__ static void store(B, unsigned char *, unsigned char *) {}
+    __device__ void load(const unsigned char *, const unsigned char *)
+    {
+    }
+    __device__ void open(uint32_t)
+    {
+    }
+    __device__ float scale(int, int) const
+    {
+        return 1.0f;
+    }
+    __device__ float min(int, int) const
+    {
+        return 0.0f;
+    }
+    template <class B> __device__ static void store(B, unsigned char *, unsigned char *)
+    {
+    }
 };
 
 /* Eight halves, one for each 32 columns. With MIN eight more, of what is added. AT: where the block has them. */
@@ -256,13 +282,16 @@ template <bool WITH_MIN> struct halves {
     {
         return (G & 1) == 0 ? -low_half(word(m, G >> 1)) : -high_half(word(m, G >> 1));
     }
-    template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *second)
+    template <class B>
+    __device__ static void store(B block, unsigned char *first, unsigned char *second)
     {
         for (int n = 0; n < 8; ++n) {
             const unsigned char *b = block(n);
-            reinterpret_cast<uint16_t *>(first)[n] = static_cast<uint16_t>(b != nullptr ? bp_block_u16(b) : 0);
+            reinterpret_cast<uint16_t *>(first)[n] =
+                static_cast<uint16_t>(b != nullptr ? bp_block_u16(b) : 0);
             if (WITH_MIN)
-                reinterpret_cast<uint16_t *>(second)[n] = static_cast<uint16_t>(b != nullptr ? bp_block_u16(b + 2) : 0);
+                reinterpret_cast<uint16_t *>(second)[n] =
+                    static_cast<uint16_t>(b != nullptr ? bp_block_u16(b + 2) : 0);
         }
     }
 };
@@ -274,7 +303,10 @@ struct k45 {
     uint4 raw;
     uint32_t sc[2], mn[2], bytes;
     float d, dmin, down, down_min;
-    __device__ void load(const unsigned char *first, const unsigned char *) { raw = load_stream(first); }
+    __device__ void load(const unsigned char *first, const unsigned char *)
+    {
+        raw = load_stream(first);
+    }
     __device__ void open(uint32_t k)
     {
         bytes = k;
@@ -288,13 +320,20 @@ struct k45 {
         mn[1] = (raw.w >> 4 & 0x0f0f0f0fu) | (raw.z >> 2 & 0x30303030u);
     }
     /* (2^15 + n) d - 2^15 d, rounded once, is n d: 17 bits. */
-    __device__ float scale(int G, int) const { return fmaf(byte_float(sc[G >> 2], G & 3, bytes), d, down); }
-    __device__ float min(int G, int) const { return fmaf(byte_float(mn[G >> 2], G & 3, bytes), dmin, down_min); }
+    __device__ float scale(int G, int) const
+    {
+        return fmaf(byte_float(sc[G >> 2], G & 3, bytes), d, down);
+    }
+    __device__ float min(int G, int) const
+    {
+        return fmaf(byte_float(mn[G >> 2], G & 3, bytes), dmin, down_min);
+    }
     template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *)
     {
         const unsigned char *b = block(0);
         for (int i = 0; i < 8; ++i)
-            reinterpret_cast<uint16_t *>(first)[i] = static_cast<uint16_t>(b != nullptr ? bp_block_u16(b + 2 * i) : 0);
+            reinterpret_cast<uint16_t *>(first)[i] =
+                static_cast<uint16_t>(b != nullptr ? bp_block_u16(b + 2 * i) : 0);
     }
 };
 
@@ -328,7 +367,10 @@ template <int N, uint32_t TYPE> struct biased {
         const int at = N == 16 ? 2 * G + s : G;
         return fmaf(byte_float(word(raw, at >> 2), at & 3, bytes), d, down);
     }
-    __device__ float min(int, int) const { return 0.0f; }
+    __device__ float min(int, int) const
+    {
+        return 0.0f;
+    }
     __device__ static int scale_of(const unsigned char *b, int n)
     {
         if (TYPE == BP_GGUF_Q3_K) return bp_block_q3_k_scale(b + 96, n);
@@ -336,13 +378,15 @@ template <int N, uint32_t TYPE> struct biased {
         const int low = b[4 + (n >> 1)] >> (4 * (n & 1)) & 15;
         return (low | static_cast<int>(bp_block_u16(b + 2) >> (2 * n) & 3u) << 4) - 32;
     }
-    template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *second)
+    template <class B>
+    __device__ static void store(B block, unsigned char *first, unsigned char *second)
     {
         const unsigned char *b = block(0);
         constexpr int d_at = TYPE == BP_GGUF_Q3_K ? 108 : TYPE == BP_GGUF_Q6_K ? 208 : 0;
         for (int n = 0; n < N; ++n)
             first[n] = static_cast<unsigned char>(b != nullptr ? scale_of(b, n) + 128 : 128);
-        *reinterpret_cast<uint16_t *>(second) = static_cast<uint16_t>(b != nullptr ? bp_block_u16(b + d_at) : 0);
+        *reinterpret_cast<uint16_t *>(second) =
+            static_cast<uint16_t>(b != nullptr ? bp_block_u16(b + d_at) : 0);
     }
 };
 
@@ -373,9 +417,11 @@ struct q2 {
     }
     __device__ float min(int G, int s) const
     {
-        return fmaf(byte_float(word(raw, G >> 1) >> 4 & 0x0f0f0f0fu, 2 * (G & 1) + s, bytes), dmin, down_min);
+        return fmaf(byte_float(word(raw, G >> 1) >> 4 & 0x0f0f0f0fu, 2 * (G & 1) + s, bytes), dmin,
+                    down_min);
     }
-    template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *second)
+    template <class B>
+    __device__ static void store(B block, unsigned char *first, unsigned char *second)
     {
         const unsigned char *b = block(0);
         for (int n = 0; n < 16; ++n) first[n] = b != nullptr ? b[n] : 0;
@@ -398,14 +444,21 @@ template <bool NV> struct small_floats {
             next.y = v.y;
         }
     }
-    __device__ void open(uint32_t) { raw = next; }
+    __device__ void open(uint32_t)
+    {
+        raw = next;
+    }
     __device__ float scale(int G, int s) const
     {
         const int at = NV ? 2 * G + s : G;
-        const unsigned char b = static_cast<unsigned char>(word(raw, at >> 2) >> (8 * (at & 3)) & 255u);
+        const unsigned char b =
+            static_cast<unsigned char>(word(raw, at >> 2) >> (8 * (at & 3)) & 255u);
         return NV ? bp_block_scale_nvfp4(&b, 0) : bp_block_scale_mxfp4(&b, 0);
     }
-    __device__ float min(int, int) const { return 0.0f; }
+    __device__ float min(int, int) const
+    {
+        return 0.0f;
+    }
     template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *)
     {
         for (int n = 0; n < HB; ++n) {
@@ -419,13 +472,13 @@ template <bool NV> struct small_floats {
 
 /* code(block, i): what the planes hold of element i, unsigned. */
 template <uint32_t TYPE> struct fmt;
-#define PLANES_FORMAT(NAME, CODES, EXPR)                                                                               \
-    template <> struct fmt<BP_GGUF_##NAME> : CODES {                                                                   \
-        __device__ static uint32_t code(const unsigned char *b, int i)                                                 \
-        {                                                                                                              \
-            (void)i;                                                                                                   \
-            return static_cast<uint32_t>(EXPR);                                                                        \
-        }                                                                                                              \
+#define PLANES_FORMAT(NAME, CODES, EXPR)                                                           \
+    template <> struct fmt<BP_GGUF_##NAME> : CODES {                                               \
+        __device__ static uint32_t code(const unsigned char *b, int i)                             \
+        {                                                                                          \
+            (void)i;                                                                               \
+            return static_cast<uint32_t>(EXPR);                                                    \
+        }                                                                                          \
     };
 template <class C, class H> struct made_of {
     using codes = C;
@@ -480,7 +533,8 @@ template <uint32_t TYPE> struct step {
     static constexpr bool ROWS = TYPE == BP_GGUF_BF16 || TYPE == BP_GGUF_F16;
     static constexpr int CODE_BYTES = NQ * LANES * 16;
     /* Of a strip's step, and from one step to the next. */
-    static constexpr int BYTES = CODE_BYTES + STRIP * (H::HB + H::HB2), AHEAD = ROWS ? K * 2 : BYTES;
+    static constexpr int BYTES = CODE_BYTES + STRIP * (H::HB + H::HB2),
+                         AHEAD = ROWS ? K * 2 : BYTES;
     static_assert(BYTES % 16 == 0, "the next step is aligned again");
     uint4 q[NQ];
     H h[2];
@@ -502,7 +556,8 @@ template <uint32_t TYPE> struct step {
 
     template <int V> __device__ __forceinline__ void load_one(const unsigned char *p)
     {
-        q[V] = load_stream(ROWS ? p + V / 2 * 64 + (V % 2 == 0 ? 0 : eight_rows) : p + V * LANES * 16);
+        q[V] =
+            load_stream(ROWS ? p + V / 2 * 64 + (V % 2 == 0 ? 0 : eight_rows) : p + V * LANES * 16);
     }
     /* p: the step, at this lane's place; lane: its number. */
     __device__ __forceinline__ void load_scales(const unsigned char *p, int lane)
@@ -540,7 +595,8 @@ template <uint32_t TYPE> struct step {
         h[1].open(as_bytes);
     }
     /* The A fragment of one mma: M = 0 for e < 4, 1 above. */
-    template <int G, int M> __device__ __forceinline__ void fragment(uint32_t (&a)[4], int part) const
+    template <int G, int M>
+    __device__ __forceinline__ void fragment(uint32_t (&a)[4], int part) const
     {
         a[0] = C::template pair<G, 2 * M>(q, 0, part, magic);
         a[1] = C::template pair<G, 2 * M>(q, 1, part, magic);

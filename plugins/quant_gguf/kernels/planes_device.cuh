@@ -24,7 +24,9 @@ __device__ __forceinline__ uint4 load_stream(const void *p)
 __device__ __forceinline__ uint2 load_stream8(const void *p)
 {
     uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(p));
     return v;
 }
 __device__ __forceinline__ uint32_t load_stream4(const void *p)

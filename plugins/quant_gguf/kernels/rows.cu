@@ -27,7 +27,8 @@ constexpr int PART = 2048;
 __global__ void __launch_bounds__(THREADS) stage_kernel(const qg_stage s, int parts_of_row)
 {
     __shared__ float room[THREADS / 32];
-    const int64_t tok = blockIdx.x / parts_of_row, begin = blockIdx.x % parts_of_row * static_cast<int64_t>(PART);
+    const int64_t tok = blockIdx.x / parts_of_row,
+                  begin = blockIdx.x % parts_of_row * static_cast<int64_t>(PART);
     const int64_t end = begin + PART < s.ld ? begin + PART : s.ld;
     const int64_t x0 = tok * s.x_stride;
     float root = 1.0f;
@@ -87,17 +88,21 @@ struct row_args {
 
 /* This thread's part of one row's products with all tokens: runs of eight columns, dealt out in turn. */
 template <uint32_t TYPE>
-__device__ __forceinline__ void row_part(const qg_weight &w, int64_t row, const row_args &a, float (&sum)[QG_MAX_TOK])
+__device__ __forceinline__ void row_part(const qg_weight &w, int64_t row, const row_args &a,
+                                         float (&sum)[QG_MAX_TOK])
 {
     const unsigned char *p = w.data + row * w.pitch;
     for (int64_t c = 8 * static_cast<int64_t>(threadIdx.x); c < w.cover; c += 8 * THREADS) {
         float v[8];
         if constexpr (bp::block<TYPE>::n >= 8) {
             bp::block<TYPE>::row_at8(p, c, v);
-        } else if constexpr (TYPE == BP_GGUF_F32) { /* rows are padded with zeros to whole runs, at multiples of 16 */
+        } else if constexpr (
+            TYPE ==
+            BP_GGUF_F32) { /* rows are padded with zeros to whole runs, at multiples of 16 */
             bp_cuda::load_vec(v, reinterpret_cast<const float *>(p) + c);
         } else {
-            for (int i = 0; i < 8; ++i) v[i] = c + i < w.cover ? bp::block<TYPE>::row_at(p, c + i) : 0.0f;
+            for (int i = 0; i < 8; ++i)
+                v[i] = c + i < w.cover ? bp::block<TYPE>::row_at(p, c + i) : 0.0f;
         }
 #pragma unroll
         for (int t = 0; t < QG_MAX_TOK; ++t) {
@@ -110,7 +115,8 @@ __device__ __forceinline__ void row_part(const qg_weight &w, int64_t row, const 
     }
 }
 
-template <uint32_t TYPE, bool SILU> __global__ void __launch_bounds__(THREADS) rows_kernel(const __grid_constant__ row_args a)
+template <uint32_t TYPE, bool SILU>
+__global__ void __launch_bounds__(THREADS) rows_kernel(const __grid_constant__ row_args a)
 {
     __shared__ float room[THREADS / 32];
     const int64_t row = blockIdx.x;
@@ -133,18 +139,22 @@ template <uint32_t TYPE> int32_t rows(const row_args &a, bool silu_mul, cudaStre
 {
     const unsigned blocks = static_cast<unsigned>(a.w[0].rows);
     if (blocks == 0) return static_cast<int32_t>(cudaSuccess);
-    if (silu_mul) rows_kernel<TYPE, true><<<blocks, THREADS, 0, stream>>>(a);
-    else rows_kernel<TYPE, false><<<blocks, THREADS, 0, stream>>>(a);
+    if (silu_mul)
+        rows_kernel<TYPE, true><<<blocks, THREADS, 0, stream>>>(a);
+    else
+        rows_kernel<TYPE, false><<<blocks, THREADS, 0, stream>>>(a);
     return static_cast<int32_t>(cudaGetLastError());
 }
 
 int32_t rows_of_type(const row_args &a, bool silu_mul, cudaStream_t s)
 {
-#define QG_CASE(NAME)                                                                                                  \
-    case BP_GGUF_##NAME: return rows<BP_GGUF_##NAME>(a, silu_mul, s);
+#define QG_CASE(NAME)                                                                              \
+    case BP_GGUF_##NAME:                                                                           \
+        return rows<BP_GGUF_##NAME>(a, silu_mul, s);
     switch (a.w[0].type) {
         QG_BLOCKS_MAP(QG_CASE)
-    default: return static_cast<int32_t>(cudaErrorInvalidValue);
+    default:
+        return static_cast<int32_t>(cudaErrorInvalidValue);
     }
 #undef QG_CASE
 }
@@ -153,7 +163,8 @@ int32_t rows_of_type(const row_args &a, bool silu_mul, cudaStream_t s)
 
 __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__ qg_finish f)
 {
-    const int64_t width = f.y.dim[1], n = f.y.dim[0] * width, by = static_cast<int64_t>(gridDim.x) * THREADS;
+    const int64_t width = f.y.dim[1], n = f.y.dim[0] * width,
+                  by = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += by) {
         const int64_t t = i / width, c = i % width;
         float v = f.a[t * f.ab_stride + c] * f.scale_a;
@@ -171,7 +182,8 @@ extern "C" int32_t qg_stage_launch(const qg_stage *s, void *stream)
     const int parts = static_cast<int>((s->ld + PART - 1) / PART);
     const int64_t blocks = parts * s->n_tok;
     if (blocks == 0) return static_cast<int32_t>(cudaSuccess);
-    stage_kernel<<<static_cast<unsigned>(blocks), THREADS, 0, static_cast<cudaStream_t>(stream)>>>(*s, parts);
+    stage_kernel<<<static_cast<unsigned>(blocks), THREADS, 0, static_cast<cudaStream_t>(stream)>>>(
+        *s, parts);
     return static_cast<int32_t>(cudaGetLastError());
 }
 
@@ -203,6 +215,7 @@ extern "C" int32_t qg_finish_launch(const qg_finish *f, void *stream)
 {
     const int64_t n = f->y.dim[0] * f->y.dim[1], blocks = (n + THREADS - 1) / THREADS;
     if (n == 0) return static_cast<int32_t>(cudaSuccess);
-    finish_kernel<<<static_cast<unsigned>(blocks < 8192 ? blocks : 8192), THREADS, 0, static_cast<cudaStream_t>(stream)>>>(*f);
+    finish_kernel<<<static_cast<unsigned>(blocks < 8192 ? blocks : 8192), THREADS, 0,
+                    static_cast<cudaStream_t>(stream)>>>(*f);
     return static_cast<int32_t>(cudaGetLastError());
 }
