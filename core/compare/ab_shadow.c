@@ -425,6 +425,15 @@ static struct rows cache_row(const struct shadow *s, uint32_t row, uint32_t widt
                          s->has_base ? v[s->base_side] : NULL};
 }
 
+/* What both sides' rows were rounded to, at the least. */
+static uint32_t cache_dtype(const struct bpi_ab_run *r)
+{
+    const uint32_t a = bpi_mirror_kv_dtype(r->a), b = bpi_mirror_kv_dtype(r->b);
+    return a == BP_DT_BF16 || b == BP_DT_BF16 ? BP_DT_BF16
+           : a == BP_DT_F16 || b == BP_DT_F16 ? BP_DT_F16
+                                              : BP_DT_F32;
+}
+
 static int32_t compare_cache(struct shadow *s, const struct bpi_call *c, struct judged *j,
                              struct bp_error *err)
 {
@@ -441,6 +450,7 @@ static int32_t compare_cache(struct shadow *s, const struct bpi_call *c, struct 
             struct rows v = cache_row(s, r, w);
             look_row(s, c, j, &v, w, 0);
         }
+        j->dtype = cache_dtype(s->r); /* whoever writes it rounds once */
         if (j->doubtful) BP_TRY(ask_ref(s, c, j, err));
         if (s->has_exact) BP_TRY(read_rows(s, s->exact, SIDE_EXACT, c, index, err));
         if (s->has_base && s->base_side == SIDE_BASE)
