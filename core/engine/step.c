@@ -233,9 +233,16 @@ int32_t bpi_step_forward(struct bp_session *s, struct bp_error *err)
 
 static bool row_is_finite(const float *v, uint64_t n)
 {
-    /* v * 0 is 0 for finite v and NaN otherwise; one sum keeps the loop free of branches. */
-    float sum = 0.0f;
-    for (uint64_t i = 0; i < n; ++i) sum += v[i] * 0.0f;
+    /* v * 0 is 0 for finite v and NaN otherwise; sums keep the loop free of branches, several of them from waiting for each
+     * other. */
+    enum { LANES = 16 };
+    float lane[LANES] = {0.0f}, sum = 0.0f;
+    const uint64_t whole = n - n % LANES;
+    for (uint64_t i = 0; i < whole; i += LANES) {
+        for (uint64_t k = 0; k < LANES; ++k) lane[k] += v[i + k] * 0.0f;
+    }
+    for (uint64_t i = whole; i < n; ++i) sum += v[i] * 0.0f;
+    for (uint64_t k = 0; k < LANES; ++k) sum += lane[k];
     return sum == 0.0f;
 }
 
@@ -271,6 +278,16 @@ static void guard_weights(struct bp_session *s)
     }
 }
 
+/* Each row of logits has a row of the batch of its own. */
+static void check_logits(void *arg, uint64_t begin, uint64_t end)
+{
+    struct bp_session *s = arg;
+    const uint64_t n = s->hp->n_vocab;
+    for (uint64_t i = begin; i < end; ++i) {
+        if (!row_is_finite(s->logits_host + i * n, n)) s->bad_row[s->step.logit_row[i]] = 1;
+    }
+}
+
 /* Marks rows whose residual or logits are not finite, besides those that bpi_step_guard() marked; true when there are
  * some. On a device only logits and the router's weights are looked at: reading the residual back would cost a copy per
  * step, and what is not finite there reaches the logits. NaN that only the index meets is not seen there. */
@@ -280,11 +297,8 @@ static bool find_bad_rows(struct bp_session *s)
     struct bp_tensor x = bpi_t2(s->x, BP_DT_F32, st->n_tok, s->hp->n_embd);
     bpi_step_guard(s, &x);
     if (s->guard_host != NULL) guard_weights(s);
-    for (uint32_t i = 0; i < st->n_logits; ++i) {
-        if (!row_is_finite(s->logits_host + (uint64_t)i * s->hp->n_vocab, s->hp->n_vocab)) {
-            s->bad_row[st->logit_row[i]] = 1;
-        }
-    }
+    const bool many = st->n_logits >= 8; /* worth waking the threads */
+    bpi_pool_run(many ? s->pool : NULL, st->n_logits, 1, check_logits, s);
     return memchr(s->bad_row, 1, st->n_tok) != NULL;
 }
 
