@@ -41,6 +41,7 @@ struct args {
     float *partial;
     int64_t x_ld, residual_stride;
     int32_t n_steps, n_strip; /* of a strip; in all */
+    int32_t each, more; /* steps of a block: `each`, and one more for the first `more` blocks */
     int32_t n_tok, parts, n_col;
     uint32_t n_job, silu, y_dtype, residual_dtype;
 };
@@ -257,16 +258,15 @@ __device__ __forceinline__ float silu(float v)
     return v == -INFINITY ? 0.0f : v / (1.0f + expf(-v));
 }
 
-/* Steps of the line: blocks have equal parts of them, and so have the warps of a block. */
+/* Steps of the line: blocks have equal parts of them, but for one, and so have the warps of a block. */
 __device__ __forceinline__ int first_step(const args &g, int block)
 {
-    return static_cast<int>(static_cast<int64_t>(g.n_strip) * g.n_steps * block /
-                            static_cast<int>(gridDim.x));
+    return block * g.each + min(block, g.more);
 }
 __device__ __forceinline__ int block_of(const args &g, int at)
 {
-    return static_cast<int>(((at + 1) * static_cast<int64_t>(gridDim.x) - 1) /
-                            (static_cast<int64_t>(g.n_strip) * g.n_steps));
+    const int long_ones = g.more * (g.each + 1);
+    return at < long_ones ? at / (g.each + 1) : g.more + (at - long_ones) / g.each;
 }
 
 /* This block's sum of one row of strip v and one token: over its warps, and over the parts of x, the smallest first. */
@@ -277,9 +277,11 @@ __device__ __forceinline__ float sum_warps(const args &g, const shared<TILES> &r
     float sum = 0.0f;
     for (int p = g.parts - 1; p >= 0; --p) {
         float part = 0.0f;
+#pragma unroll
         for (int w = 0; w < QG_WARPS; ++w) {
-            if (v < room.first[w] || v > room.last[w]) continue;
-            part += room.sums[w][v - room.first[w]][tok * g.parts + p][row];
+            const int segment = v - room.first[w];
+            if (segment >= 0 && v <= room.last[w])
+                part += room.sums[w][segment][tok * g.parts + p][row];
         }
         sum += part;
     }
@@ -313,7 +315,8 @@ __device__ __forceinline__ void end_block(const args &g, shared<TILES> &room, in
         return unit * unit_steps < begin || (unit + 1) * unit_steps > end;
     };
     for (int i = static_cast<int>(threadIdx.x); i < (last - first + 1) * n; i += QG_WARPS * 32) {
-        const int row = i % QG_STRIP, tok = i / QG_STRIP % g.n_tok, unit = first + i / n;
+        const int row = i % QG_STRIP, at = i / QG_STRIP; /* one token: no division */
+        const int of = g.n_tok == 1 ? at : at / g.n_tok, tok = at - of * g.n_tok, unit = first + of;
         if (!shared_unit(unit)) {
             finish(g, unit, tok, row,
                    [&](int k) { return sum_warps(g, room, unit * n_of + k, tok, row); });
@@ -323,10 +326,11 @@ __device__ __forceinline__ void end_block(const args &g, shared<TILES> &room, in
         for (int k = 0; k < n_of; ++k) out[k * n] = sum_warps(g, room, unit * n_of + k, tok, row);
     }
     if (!shared_unit(first) && !shared_unit(last)) return;
-    /* Whoever comes last adds the parts of all blocks, in order. */
-    __threadfence();
+    /* Whoever comes last adds the parts of all blocks, in order. The barrier hands the block's parts to the two threads that
+     * publish them. */
     __syncthreads();
     if (threadIdx.x < 2) {
+        __threadfence();
         const int unit = threadIdx.x == 0 ? first : last;
         uint32_t comes_last = 0;
         if (shared_unit(unit) && (threadIdx.x == 0 || last != first)) {
@@ -337,13 +341,13 @@ __device__ __forceinline__ void end_block(const args &g, shared<TILES> &room, in
             uint32_t *const counter = g.jobs[which].counters + strip;
             comes_last = atomicAdd(counter, 1u) == static_cast<uint32_t>(blocks - 1) ? 1u : 0u;
             if (comes_last != 0) *counter = 0;
+            __threadfence();
         }
         room.mine[threadIdx.x] = comes_last;
     }
     __syncthreads();
     for (int slot = 0; slot < 2; ++slot) {
         if (room.mine[slot] == 0) continue;
-        __threadfence();
         const int unit = slot == 0 ? first : last, from = block_of(g, unit * unit_steps);
         const int to = block_of(g, (unit + 1) * unit_steps - 1);
         for (int i = static_cast<int>(threadIdx.x); i < n; i += QG_WARPS * 32) {
@@ -422,7 +426,9 @@ inline args make_args(const qg_gemv &q)
 }
 template <uint32_t TYPE> int32_t launch(const qg_gemv &q, cudaStream_t stream)
 {
-    const args g = make_args(q);
+    args g = make_args(q);
+    g.each = static_cast<int32_t>(static_cast<int64_t>(g.n_strip) * g.n_steps / q.blocks);
+    g.more = static_cast<int32_t>(static_cast<int64_t>(g.n_strip) * g.n_steps % q.blocks);
     if (g.n_strip == 0) return static_cast<int32_t>(cudaSuccess);
     if (g.n_col <= 8)
         gemv_kernel<TYPE, 1><<<q.blocks, QG_WARPS * 32, 0, stream>>>(g);
