@@ -153,6 +153,21 @@ static void sift_down(struct candidate *heap, uint32_t n, uint32_t at)
     heap[at] = moved;
 }
 
+/* The same with the least likely at the root. */
+static void sift_least(struct candidate *heap, uint32_t n, uint32_t at)
+{
+    struct candidate moved = heap[at];
+    for (;;) {
+        uint32_t child = 2 * at + 1;
+        if (child >= n) break;
+        if (child + 1 < n && before(&heap[child], &heap[child + 1])) ++child;
+        if (!before(&moved, &heap[child])) break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = moved;
+}
+
 /* ---- filters ---- */
 
 /* Moves the likeliest token not yet taken behind the shrinking heap, as heap sort does. Taken tokens therefore stand at
@@ -167,33 +182,46 @@ static const struct candidate *take(struct candidate *heap, uint32_t *n_left)
     return &heap[last];
 }
 
+/* Brings the k likeliest to the end of the array, in any order. One look at each of the others is mostly all it takes. */
+static void gather(struct candidate *cand, uint32_t n, uint32_t k)
+{
+    struct candidate *kept = cand + (n - k); /* a heap whose root is the least likely */
+    for (uint32_t i = k / 2; i-- > 0;) sift_least(kept, k, i);
+    for (uint32_t i = 0; i < n - k; ++i) {
+        if (!before(&cand[i], &kept[0])) continue;
+        const struct candidate out = kept[0];
+        kept[0] = cand[i];
+        cand[i] = out;
+        sift_least(kept, k, 0);
+    }
+}
+
 /* Leaves the kept candidates in cand[first..n_vocab), the likeliest last. O(n + taken log n): what is taken is top_k
  * when that is on, else what top-p and min-p keep. */
 static uint32_t filter(struct bp_sampler *s)
 {
     const struct bp_sample_params *p = &s->p;
-    uint32_t n = s->n_vocab, left = n, first = n;
-    uint32_t limit = p->top_k > 0 && (uint32_t)p->top_k < n ? (uint32_t)p->top_k : n;
-    for (uint32_t i = n / 2; i-- > 0;) sift_down(s->cand, n, i);
+    const uint32_t n = s->n_vocab;
+    const uint32_t limit = p->top_k > 0 && (uint32_t)p->top_k < n ? (uint32_t)p->top_k : n;
+    struct candidate *heap = s->cand + (n - limit);
+    uint32_t left = limit, first = limit; /* of the heap */
+    if (limit < n) gather(s->cand, n, limit);
+    for (uint32_t i = limit / 2; i-- > 0;) sift_down(heap, limit, i);
 
     /* top-p measures shares of what top-k kept, so that sum must be known first. */
-    double best = s->cand[0].logit, sum = 0.0, kept = 0.0;
-    for (uint32_t i = 0; i < n; ++i) {
-        s->cand[i].weight = exp(s->cand[i].logit - best);
-        if (limit == n) sum += s->cand[i].weight;
-    }
-    if (limit < n) {
-        while (n - left < limit) sum += take(s->cand, &left)->weight;
-    }
-    while (n - first < limit) {
-        if (first == left) take(s->cand, &left);
-        double w = s->cand[first - 1].weight;
+    double best = heap[0].logit, sum = 0.0, kept = 0.0;
+    for (uint32_t i = 0; i < limit; ++i) heap[i].weight = exp(heap[i].logit - best);
+    for (uint32_t i = 0; i < limit && limit == n; ++i) sum += heap[i].weight;
+    while (left > 0 && limit < n) sum += take(heap, &left)->weight;
+    while (first > 0) {
+        if (first == left) take(heap, &left);
+        double w = heap[first - 1].weight;
         if (w < (double)p->min_p || w == 0.0) break; /* never the first, whose weight is 1 */
         --first;
         kept += w;
         if (p->top_p < 1.0f && kept >= (double)p->top_p * sum) break;
     }
-    return first;
+    return n - limit + first;
 }
 
 /* With neither top-k nor top-p nothing needs an order. Leaves the kept candidates in cand[first..n_vocab). */
@@ -240,9 +268,29 @@ static int32_t argmax(const struct bp_sampler *s)
     return s->cand[best].id;
 }
 
+/* The likeliest of plain logits, which then need no copy. False: something is wrong with them, and load() says what. */
+static bool likeliest(const float *logits, uint32_t n, int32_t *out_id)
+{
+    float best = -INFINITY;
+    int32_t id = -1;
+    for (uint32_t i = 0; i < n; ++i) {
+        if (!(logits[i] < INFINITY)) return false;
+        if (logits[i] > best) {
+            best = logits[i];
+            id = (int32_t)i;
+        }
+    }
+    if (id >= 0) *out_id = id;
+    return id >= 0;
+}
+
 int32_t bp_sampler_pick(struct bp_sampler *s, const float *logits, int32_t *out_id,
                         struct bp_error *err)
 {
+    if (s->p.temp == 0.0f && s->n_recent == 0 && likeliest(logits, s->n_vocab, out_id)) {
+        bp_sampler_accept(s, out_id, 1);
+        return BP_OK;
+    }
     BP_TRY(load(s, logits, err));
     penalise(s, logits);
     if (s->p.temp == 0.0f)
