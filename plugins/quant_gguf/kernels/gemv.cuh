@@ -56,12 +56,12 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The lane's eight values of x for group G of a step and 8 columns of tile t. */
-template <bool SUB16> __device__ __forceinline__ uint4 load_x(const __nv_bfloat16 *x, int G, int j)
+/* The lane's eight values of x for group G of a step; x is at its first one. */
+template <bool SUB16> __device__ __forceinline__ uint4 load_x(const __nv_bfloat16 *x, int G)
 {
-    if constexpr (!SUB16) return *reinterpret_cast<const uint4 *>(x + 32 * G + 8 * j);
-    const uint2 a = *reinterpret_cast<const uint2 *>(x + 32 * G + 4 * j);
-    const uint2 b = *reinterpret_cast<const uint2 *>(x + 32 * G + 16 + 4 * j);
+    if constexpr (!SUB16) return *reinterpret_cast<const uint4 *>(x + 32 * G);
+    const uint2 a = *reinterpret_cast<const uint2 *>(x + 32 * G);
+    const uint2 b = *reinterpret_cast<const uint2 *>(x + 32 * G + 16);
     return make_uint4(a.x, a.y, b.x, b.y);
 }
 
@@ -145,12 +145,11 @@ __device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4],
                                        float (&plain)[TILES][4])
 {
     if constexpr (G < step<TYPE>::GROUPS) {
-        const int lane = static_cast<int>(threadIdx.x) & 31;
         uint4 v[TILES];
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
-            v[t] = t < n_tile ? load_x<step<TYPE>::H::SUB16>(x + t * tile_ld, G, lane & 3)
-                              : make_uint4(0, 0, 0, 0);
+            v[t] = t == 0 || t < n_tile ? load_x<step<TYPE>::H::SUB16>(x + t * tile_ld, G)
+                                        : make_uint4(0, 0, 0, 0);
         group<TYPE, TILES, G>(s, ones, v, acc, plain);
         if (ahead != 0) s.template refill<G>(next);
         groups<TYPE, TILES, G + 1>(s, ones, next, ahead, x, tile_ld, n_tile, acc, plain);
@@ -221,9 +220,11 @@ __device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, in
     uint32_t ones[4]; /* kept in registers, where a format has minima */
 #pragma unroll
     for (int i = 0; i < 4; ++i) ones[i] = S::H::MIN ? planes::opaque(0x3f803f80u) : 0;
-    /* Tiles of eight columns that have this lane's one. */
-    const int n_tile = (g.n_col - (lane >> 2) + 7) / 8;
-    const __nv_bfloat16 *x = g.x + (lane >> 2) * g.x_ld + k * S::K;
+    /* Tiles of eight columns that have this lane's one. In the first tile a lane without one computes another's again, which
+     * nobody reads: cheaper than zeros. */
+    const int col = lane >> 2, n_tile = (g.n_col - col + 7) / 8;
+    const __nv_bfloat16 *x =
+        g.x + min(col, g.n_col - 1) * g.x_ld + k * S::K + (S::H::SUB16 ? 4 : 8) * (lane & 3);
     float acc[TILES][4] = {};
     for (int at = begin; at < end; ++at) {
         const int ahead = at + 1 < end ? S::AHEAD : 0;
