@@ -76,18 +76,26 @@ template <class C> __device__ __forceinline__ void unpack_words(const C &c, int 
     }
 }
 
-/* Scales of Q4_K and Q5_K: 6 bits each for the 8 sub-blocks; this chunk has sub-blocks 2g and 2g + 1. */
+/* Byte `at` of v, which is below 2^23 / 256: the place may differ from lane to lane. */
+__device__ __forceinline__ float any_byte_float(uint32_t v, uint32_t at)
+{
+    return __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440u + at)) - PLAIN;
+}
+
+/* Scales of Q4_K and Q5_K: 6 bits each for the 8 sub-blocks; this chunk has sub-blocks 2g and 2g + 1. Of the last four the
+ * low bits lie in c and the high ones in a and b. */
 __device__ __forceinline__ void scales_k(const uint4 &head, int chunk, Words &r)
 {
-    const int g = (chunk >> 1) & 3, shift = (g & 1) * 16;
+    const int g = (chunk >> 1) & 3;
+    const uint32_t at = (g & 1) * 2, low = g < 2 ? 0x3f3f3f3fu : 0x0f0f0f0fu, high = g < 2 ? 0u : 0x30303030u;
     const uint32_t a = head.y, b = head.z, c = head.w;
-    const uint32_t sc = g < 2 ? a & 0x3f3f3f3fu : (c & 0x0f0f0f0fu) | ((a >> 2) & 0x30303030u);
-    const uint32_t mn = g < 2 ? b & 0x3f3f3f3fu : ((c >> 4) & 0x0f0f0f0fu) | ((b >> 2) & 0x30303030u);
-    const float d = half_of(head.x & 0xffffu), low = half_of(head.x >> 16);
-    r.d[0] = d * byte_float<0>(sc >> shift, PLAIN);
-    r.d[1] = d * byte_float<1>(sc >> shift, PLAIN);
-    r.m[0] = -(low * byte_float<0>(mn >> shift, PLAIN));
-    r.m[1] = -(low * byte_float<1>(mn >> shift, PLAIN));
+    const uint32_t sc = ((g < 2 ? a : c) & low) | ((a >> 2) & high);
+    const uint32_t mn = ((g < 2 ? b : c >> 4) & low) | ((b >> 2) & high);
+    const float d = half_of(head.x & 0xffffu), min = -half_of(head.x >> 16);
+    r.d[0] = d * any_byte_float(sc, at);
+    r.d[1] = d * any_byte_float(sc, at + 1);
+    r.m[0] = min * any_byte_float(mn, at);
+    r.m[1] = min * any_byte_float(mn, at + 1);
 }
 
 template <> struct Chunk<BP_GGUF_Q4_K> {

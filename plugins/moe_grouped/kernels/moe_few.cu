@@ -223,6 +223,16 @@ template <uint32_t TYPE, int PLANES> struct DigitInput : Digits<PLANES> {
 template <uint32_t TYPE> struct Input<TYPE, 2> : DigitInput<TYPE, 2> {};
 template <uint32_t TYPE> struct Input<TYPE, 4> : DigitInput<TYPE, 4> {};
 
+/* A chunk of each row, if the rows have it. */
+template <uint32_t TYPE>
+__device__ __forceinline__ void load_rows(Weights<TYPE> (&w)[STREAMS], const uint32_t (&types)[STREAMS],
+                                          const uint8_t *const (&rows)[STREAMS], int cols, int chunk, int end)
+{
+    if (chunk >= end) return;
+#pragma unroll
+    for (int s = 0; s < STREAMS; ++s) w[s].load(types[s], rows[s], cols, chunk);
+}
+
 /* acc[s] = row s of weights times x. All threads of the block take part. */
 template <uint32_t TYPE, int PLANES>
 __device__ __forceinline__ void products(const Source &src, const uint8_t *const (&rows)[STREAMS],
@@ -231,29 +241,28 @@ __device__ __forceinline__ void products(const Source &src, const uint8_t *const
 {
     /* Where registers allow it: the next weights are on their way while others are multiplied, the first while x is read. */
     constexpr bool AHEAD = PLANES == 2 && sizeof(Weights<TYPE>) <= 36;
-    const int lane = threadIdx.x & 31;
-    Weights<TYPE> w[STREAMS];
-    if (AHEAD && lane * 32 < cols) {
-#pragma unroll
-        for (int s = 0; s < STREAMS; ++s) w[s].load(types[s], rows[s], cols, lane);
-    }
+    const int lane = threadIdx.x & 31, end = cols / 32;
+    Weights<TYPE> w[STREAMS], next[STREAMS];
+    if (AHEAD) load_rows<TYPE>(w, types, rows, cols, lane, end);
     for (int base = 0; base < cols; base += WINDOW) {
         const int n_chunk = (cols - base < WINDOW ? cols - base : WINDOW) / 32, first = base / 32;
         if (base > 0) __syncthreads(); /* the window before has been read */
         in.fill(src, first, n_chunk);
         __syncthreads();
+        int chunk = lane;
+        if constexpr (AHEAD) {
 #pragma unroll 1
-        for (int step = 0; step * 32 + lane < n_chunk; ++step) {
-            const int chunk = first + step * 32 + lane, more = AHEAD ? chunk + 32 : chunk;
-            Weights<TYPE> next[STREAMS];
-            if (more * 32 < cols) {
-#pragma unroll
-                for (int s = 0; s < STREAMS; ++s) next[s].load(types[s], rows[s], cols, more);
-            }
-            in.add(AHEAD ? w : next, chunk, step, acc);
-            if (AHEAD) {
+            for (; chunk < n_chunk; chunk += 32) {
+                load_rows<TYPE>(next, types, rows, cols, first + chunk + 32, end);
+                in.add(w, first + chunk, chunk / 32, acc);
 #pragma unroll
                 for (int s = 0; s < STREAMS; ++s) w[s] = next[s];
+            }
+        } else {
+#pragma unroll 1
+            for (; chunk < n_chunk; chunk += 32) {
+                load_rows<TYPE>(w, types, rows, cols, first + chunk, end);
+                in.add(w, first + chunk, chunk / 32, acc);
             }
         }
     }

@@ -31,6 +31,13 @@ constexpr int ROWS = 128, COLS = 128, HALF = 8;
 constexpr int STRIDE = COLS + 8; /* rows that are read together begin in different banks */
 constexpr uint32_t ANY = ~0u;    /* types are looked up at run time */
 
+/* Code for sm_120 takes a few registers more, which is too many in one place. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr bool TIGHT = true;
+#else
+constexpr bool TIGHT = false;
+#endif
+
 /* Columns with one scale. Zero: weights are what they are, without one. */
 template <uint32_t TYPE>
 constexpr int SPAN_OF = TYPE == BP_GGUF_Q6_K ? 16 : TYPE == ANY || TYPE == BP_GGUF_BF16 ? 0 : 32;
@@ -223,7 +230,7 @@ template <uint32_t TYPE, int TOK, int PARTS> struct Product {
     {
         constexpr int SPAN = SPAN_OF<TYPE> == 0 ? 16 : SPAN_OF<TYPE>, STEPS = SPAN / 16;
         const int lane = threadIdx.x & 31;
-        const bf16 *wl = sh.w + (row() + lane % 16) * STRIDE + lane / 16 * 8;
+        const int w_at = (row() + lane % 16) * STRIDE + lane / 16 * 8;
         const int x_at = (tok() + lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
 #pragma unroll 1
         for (int span = 0; span < COLS / SPAN; ++span) {
@@ -231,7 +238,7 @@ template <uint32_t TYPE, int TOK, int PARTS> struct Product {
 #pragma unroll
             for (int k = 0; k < STEPS; ++k)
 #pragma unroll
-                for (int i = 0; i < M; ++i) bp_cuda::ldmatrix_x4(a[k][i], wl + i * 16 * STRIDE + span * SPAN + k * 16);
+                for (int i = 0; i < M; ++i) bp_cuda::ldmatrix_x4(a[k][i], sh.w + w_at + i * 16 * STRIDE + span * SPAN + k * 16);
 #pragma unroll
             for (int j = 0; j < N; j += 2) {
                 uint32_t b[PARTS][STEPS][4];
@@ -315,7 +322,7 @@ __global__ void __launch_bounds__(THREADS, 2) tile_kernel(const __grid_constant_
 {
     constexpr int OWN = INNER ? ROWS / 2 : ROWS;
     /* Where registers allow it. */
-    constexpr bool AHEAD = PARTS == 1 && sizeof(Stage<TYPE>) <= 36;
+    constexpr bool AHEAD = PARTS == 1 && sizeof(Stage<TYPE>) <= 36 && !(TIGHT && HAS_OFFSET<TYPE> && TOK == MOE_TILE_MANY);
     extern __shared__ uint4 shared[];
     Shared<TYPE, TOK, PARTS> &sh = *reinterpret_cast<Shared<TYPE, TOK, PARTS> *>(shared);
     moe::Tile t;
