@@ -6,6 +6,7 @@
 #include "backplane/backplane.h"
 #include "backplane/tools.h"
 #include "base/base.h"
+#include "base/pool.h"
 #include "config/config.h"
 #include "gguf/gguf.h"
 #include "model/model.h"
@@ -44,5 +45,9 @@ const struct bpi_gguf *bpi_engine_gguf(const struct bp_file *f);
 
 /* Logits that the sampler reads in one pick. */
 uint32_t bpi_sampler_n_vocab(const struct bp_sampler *s);
+/* ln of the sum of exp(logit), in double, the same bits for any pool (NULL: the caller's thread). NaN anywhere gives NaN. */
+double bpi_log_sum_exp(struct bpi_pool *pool, const float *logits, uint32_t n);
+/* bp_top_logprobs with that sum known. */
+uint32_t bpi_top_logprobs(const float *logits, uint32_t n_vocab, uint32_t k, double norm, struct bp_token_prob *out);
 
 #endif

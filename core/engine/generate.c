@@ -144,17 +144,18 @@ static int32_t report(struct run *r, const float *logits, int32_t id, bool last,
         if (last) bpi_token_stream_flush(&r->stream, &r->text);
     }
     if (r->bytes.failed || r->text.failed) return bpi_fail_nomem(err, DOMAIN, r->text.len + 1);
+    const double norm = bpi_log_sum_exp(r->s->pool, logits, r->n_vocab);
     struct bp_generated g = {
         .h = BP_HDR(struct bp_generated, top),
         .id = id,
-        .logprob = bp_logprob(logits, r->n_vocab, id),
+        .logprob = (double)logits[id] - norm,
         .bytes = r->bytes.data,
         .n_bytes = r->bytes.len,
         .text = r->text.data,
         .n_text = r->text.len,
         .top = r->top,
     };
-    if (r->top != NULL) g.n_top = bp_top_logprobs(logits, r->n_vocab, r->p->n_top, r->top);
+    if (r->top != NULL) g.n_top = bpi_top_logprobs(logits, r->n_vocab, r->p->n_top, norm, r->top);
     *out_stop = r->p->on_token(r->p->ctx, &g) != 0;
     return BP_OK;
 }

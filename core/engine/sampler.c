@@ -305,23 +305,64 @@ int32_t bp_sampler_pick(struct bp_sampler *s, const float *logits, int32_t *out_
 
 /* ---- log-probabilities ---- */
 
-/* ln of the sum of exp(logit), in double. NaN anywhere gives NaN. */
-static double log_sum_exp(const float *logits, uint32_t n)
+/* Cut into the same pieces for any number of threads, and added in their order: the same bits. */
+enum { MAX_PIECES = 256, PIECE = 4096 };
+struct pieces {
+    const float *logits;
+    uint32_t n, each;
+    double best;           /* of all */
+    double of[MAX_PIECES]; /* the largest logit of a piece, then its sum */
+};
+
+static void largest(void *arg, uint64_t begin, uint64_t end)
 {
-    double best = -INFINITY, sum = 0.0;
-    for (uint32_t i = 0; i < n; ++i) {
-        if (isnan(logits[i])) return NAN;
-        best = fmax(best, (double)logits[i]);
+    struct pieces *p = arg;
+    for (uint64_t piece = begin; piece < end; ++piece) {
+        const uint64_t from = piece * p->each, to = from + p->each < p->n ? from + p->each : p->n;
+        double best = -INFINITY;
+        bool nan = false;
+        for (uint64_t i = from; i < to; ++i) {
+            nan = nan || isnan(p->logits[i]);
+            best = fmax(best, (double)p->logits[i]);
+        }
+        p->of[piece] = nan ? NAN : best;
     }
-    if (!isfinite(best)) return best;
-    for (uint32_t i = 0; i < n; ++i) sum += exp((double)logits[i] - best);
-    return best + log(sum);
+}
+
+static void sum_piece(void *arg, uint64_t begin, uint64_t end)
+{
+    struct pieces *p = arg;
+    for (uint64_t piece = begin; piece < end; ++piece) {
+        const uint64_t from = piece * p->each, to = from + p->each < p->n ? from + p->each : p->n;
+        double sum = 0.0;
+        for (uint64_t i = from; i < to; ++i) sum += exp((double)p->logits[i] - p->best);
+        p->of[piece] = sum;
+    }
+}
+
+double bpi_log_sum_exp(struct bpi_pool *pool, const float *logits, uint32_t n)
+{
+    const uint32_t fit = (uint32_t)(((uint64_t)n + MAX_PIECES - 1) / MAX_PIECES);
+    struct pieces p = {
+        .logits = logits, .n = n, .each = fit > PIECE ? fit : PIECE, .best = -INFINITY};
+    const uint32_t n_pieces = (uint32_t)(((uint64_t)n + p.each - 1) / p.each);
+    if (n_pieces < 8) pool = NULL; /* not worth waking the threads */
+    bpi_pool_run(pool, n_pieces, 1, largest, &p);
+    for (uint32_t i = 0; i < n_pieces; ++i) {
+        if (isnan(p.of[i])) return NAN;
+        p.best = fmax(p.best, p.of[i]);
+    }
+    if (!isfinite(p.best)) return p.best;
+    bpi_pool_run(pool, n_pieces, 1, sum_piece, &p);
+    double sum = 0.0;
+    for (uint32_t i = 0; i < n_pieces; ++i) sum += p.of[i];
+    return p.best + log(sum);
 }
 
 double bp_logprob(const float *logits, uint32_t n_vocab, int32_t id)
 {
     if (id < 0 || (uint32_t)id >= n_vocab) return NAN;
-    return (double)logits[id] - log_sum_exp(logits, n_vocab);
+    return (double)logits[id] - bpi_log_sum_exp(NULL, logits, n_vocab);
 }
 
 /* Is a less wanted than b? In the heap below `logprob` still holds the plain logit. */
@@ -348,9 +389,16 @@ static void sift_worst(struct bp_token_prob *heap, uint32_t n, uint32_t at)
 uint32_t bp_top_logprobs(const float *logits, uint32_t n_vocab, uint32_t k,
                          struct bp_token_prob *out)
 {
+    return k == 0
+               ? 0
+               : bpi_top_logprobs(logits, n_vocab, k, bpi_log_sum_exp(NULL, logits, n_vocab), out);
+}
+
+uint32_t bpi_top_logprobs(const float *logits, uint32_t n_vocab, uint32_t k, double norm,
+                          struct bp_token_prob *out)
+{
     if (k > n_vocab) k = n_vocab;
     if (k == 0) return 0;
-    double norm = log_sum_exp(logits, n_vocab);
     for (uint32_t i = 0; i < k; ++i) out[i] = (struct bp_token_prob){(int32_t)i, logits[i]};
     for (uint32_t i = k / 2; i-- > 0;) sift_worst(out, k, i);
     for (uint32_t i = k; i < n_vocab; ++i) {

@@ -2,6 +2,7 @@
  * Randomness: one seed, printed, set with BP_TEST_SEED. SPDX-License-Identifier: MIT */
 #include "backplane/backplane.h"
 #include "base/rng.h"
+#include "engine/engine.h"
 
 #include <check.h>
 #include <math.h>
@@ -457,6 +458,33 @@ START_TEST(top_is_the_sorted_one)
 }
 END_TEST
 
+/* Cut into pieces, on threads or not: the same bits, and the number that one plain loop gives. */
+START_TEST(sum_in_pieces)
+{
+    static const uint32_t sizes[] = {1, 4095, 4096, 4097, 32769, 154880, 1100001};
+    struct bp_error err = BP_ERROR_INIT;
+    struct bpi_pool *pool = NULL;
+    struct bpi_rng rng;
+    const uint32_t n = sizes[_i];
+    float *v = calloc(n, sizeof *v);
+    ck_assert_int_eq(bpi_pool_create(3, &pool, &err), BP_OK);
+    bpi_rng_seed(&rng, 17);
+    double best = -INFINITY, sum = 0.0;
+    for (uint32_t i = 0; i < n; ++i) v[i] = (float)(40.0 * bpi_rng_f64(&rng) - 20.0);
+    for (uint32_t i = 0; i < n; ++i) best = fmax(best, (double)v[i]);
+    for (uint32_t i = 0; i < n; ++i) sum += exp((double)v[i] - best);
+    const double one = bpi_log_sum_exp(NULL, v, n), many = bpi_log_sum_exp(pool, v, n);
+    ck_assert_msg(memcmp(&one, &many, sizeof one) == 0, "%.17g and %.17g", one, many);
+    ck_assert_double_le(fabs(one - (best + log(sum))), 1e-10);
+    v[n - 1] = NAN;
+    ck_assert(isnan(bpi_log_sum_exp(NULL, v, n)) && isnan(bpi_log_sum_exp(pool, v, n)));
+    for (uint32_t i = 0; i < n; ++i) v[i] = -INFINITY;
+    ck_assert(bpi_log_sum_exp(pool, v, n) == -INFINITY);
+    bpi_pool_destroy(pool);
+    free(v);
+}
+END_TEST
+
 int main(void)
 {
     const char *given = getenv("BP_TEST_SEED");
@@ -476,6 +504,7 @@ int main(void)
     tcase_add_test(t, bad_parameters_are_refused);
     tcase_add_test(t, logprob_is_the_naive_one);
     tcase_add_test(t, top_is_the_sorted_one);
+    tcase_add_loop_test(t, sum_in_pieces, 0, 7);
     suite_add_tcase(suite, t);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
