@@ -201,7 +201,8 @@ static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp
                             .n_head = (uint32_t)a->q.dim[1],
                             .n_latent = (uint32_t)a->out.dim[2],
                             .n_item = (uint32_t)b.n_item,
-                            .scale = a->scale};
+                            .scale = a->scale,
+                            .most_smem = (uint32_t)((const struct attn_op *)self)->dev->smem_bytes};
     BP_TRY(attn_pool_open(&a->pool, "mla", a->q.dim[2], c->block_tok, op, &x.pool, err));
     if (a->lse.data != NULL) x.lse = attn_rows_of(&a->lse);
     if (a->idx.data != NULL) {

@@ -1,9 +1,11 @@
 /* decode_mma.cu - the decode kernel on tensor cores: 16-bit cache and activations of one dtype, 512 latents and 64 rotated
  * numbers, which is what every large model has.
- * A block of eight warps takes 16 heads of an item, or 32 where there are more (M = 1 or 2 tiles of heads). Cached rows come by cp.async, TILE keys at a time into one of two
- * stages; a row serves as key and, its first 512 numbers, as value. Scores: a warp multiplies a quarter of the width with
- * half of the keys, its part of the queries stays in registers; the four quarters are added in shared memory. Softmax: a
- * warp owns 2 M heads. Values: a warp owns 64 latents.
+ * A block of eight warps takes 16 heads of an item, or 32 where there are more (M = 1 or 2 tiles of heads). Cached rows come by
+ * cp.async, TILE keys at a time into one of STAGES buffers: two everywhere; four for 32 heads where a block may have that much
+ * shared memory, because a block that is alone on a multiprocessor has to keep more of them under way. A row serves as key and,
+ * its first 512 numbers, as value. Scores: a warp multiplies a quarter of the width with half of the keys, its part of the
+ * queries stays in registers; the four quarters are added in shared memory. Softmax: a warp owns 2 M heads. Values: a warp
+ * owns 64 latents.
  * Numeric: products of 16-bit numbers (weights rounded to them), f32 sums, softmax in base 2 with the running maximum; an
  * order of sums that depends on the row's keys and its number of parts only. Keys past the end and skipped entries are zero
  * rows of weight zero: nothing of what lies there is read. SPDX-License-Identifier: MIT */
@@ -22,16 +24,16 @@ constexpr int MINE = LATENT / WARPS / 8; /* tiles of eight latents of a warp */
 constexpr int CHUNKS = WIDTH / 8;        /* copies of 16 bytes in a row */
 static_assert(WIDTH % (SLICES * 16) == 0 && TILE * CHUNKS % THREADS == 0 && TILE == 32, "the split of work");
 
-template <class T, int M> struct room {
+template <class T, int M, int STAGES> struct room {
     static constexpr int HEADS = 16 * M;
-    T keys[2][TILE][PITCH];
+    T keys[STAGES][TILE][PITCH];
     float parts[SLICES][HEADS][PART_PITCH];
     T weights[HEADS][PART_PITCH];
     float shrink[HEADS], inv[HEADS];
-    int64_t at[3][TILE]; /* where a tile's rows lie in the pool, -1: nowhere */
+    int64_t at[STAGES + 1][TILE]; /* where a tile's rows lie in the pool, -1: nowhere */
 };
-static_assert(sizeof(room<__half, 2>) <= BP_CUDA_SMEM_MAX, "one block on every chip");
-static_assert(2 * (sizeof(room<__half, 1>) + 1024) <= 233472, "two blocks of one tile on sm_90");
+static_assert(sizeof(room<__half, 2, 2>) <= BP_CUDA_SMEM_MAX, "one block on every chip");
+static_assert(2 * (sizeof(room<__half, 1, 2>) + 1024) <= 233472, "two blocks of one tile on sm_90");
 
 /* Blocks on a multiprocessor, which limits registers: sm_120 has shared memory for one only. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
@@ -79,8 +81,8 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[STEPS][4], const attn
 }
 
 /* Partial scores of all heads and 16 keys over the warp's slice. */
-template <class T, int M>
-__device__ __forceinline__ void partial_scores(room<T, M> &r, const uint32_t (&q)[M][STEPS][4], int stage, int slice, int half,
+template <class T, int M, int STAGES>
+__device__ __forceinline__ void partial_scores(room<T, M, STAGES> &r, const uint32_t (&q)[M][STEPS][4], int stage, int slice, int half,
                                                int lane)
 {
     float s[M][2][4] = {};
@@ -112,8 +114,8 @@ struct running {
 };
 
 /* Half a warp a head, two keys a lane. */
-template <class T, int M>
-__device__ __forceinline__ void softmax_step(room<T, M> &r, running *own, const int64_t (&at)[TILE], float scale, int head,
+template <class T, int M, int STAGES>
+__device__ __forceinline__ void softmax_step(room<T, M, STAGES> &r, running *own, const int64_t (&at)[TILE], float scale, int head,
                                              int lane)
 {
     const int key = lane % 16 * 2;
@@ -137,8 +139,8 @@ __device__ __forceinline__ void softmax_step(room<T, M> &r, running *own, const 
 }
 
 /* acc = shrink * acc + weights * values over the warp's latents. */
-template <class T, int M>
-__device__ __forceinline__ void add_values(room<T, M> &r, float (&acc)[M][MINE][4], int stage, int warp, int lane)
+template <class T, int M, int STAGES>
+__device__ __forceinline__ void add_values(room<T, M, STAGES> &r, float (&acc)[M][MINE][4], int stage, int warp, int lane)
 {
 #pragma unroll
     for (int m = 0; m < M; ++m) {
@@ -176,8 +178,8 @@ __device__ __forceinline__ void store_pair(const attn_decode &a, const attn_item
         *reinterpret_cast<float2 *>(part_row(a, item.part, head) + col) = make_float2(x, y);
 }
 
-template <class T, int M>
-__device__ __forceinline__ void store(room<T, M> &r, const attn_decode &a, const attn_item &item, const running (&own)[M],
+template <class T, int M, int STAGES>
+__device__ __forceinline__ void store(room<T, M, STAGES> &r, const attn_decode &a, const attn_item &item, const running (&own)[M],
                                       const float (&acc)[M][MINE][4], int head0, int warp, int lane)
 {
 #pragma unroll
@@ -204,11 +206,11 @@ __device__ __forceinline__ void store(room<T, M> &r, const attn_decode &a, const
     }
 }
 
-template <class T, int M> __global__ void __launch_bounds__(THREADS, M == 1 ? MOST_BLOCKS : 1) decode_mma_kernel(const attn_decode a)
+template <class T, int M, int STAGES> __global__ void __launch_bounds__(THREADS, M == 1 ? MOST_BLOCKS : 1) decode_mma_kernel(const attn_decode a)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     /* Blocks of one item's heads stand side by side, so that its keys are read from memory once. */
-    constexpr int HEADS = room<T, M>::HEADS;
+    constexpr int HEADS = room<T, M, STAGES>::HEADS;
     const uint32_t n_block = (a.n_head + HEADS - 1) / HEADS, number = blockIdx.x / n_block;
     if (number >= a.plan->n_item) return;
     const attn_item item = a.items[number];
@@ -217,11 +219,13 @@ template <class T, int M> __global__ void __launch_bounds__(THREADS, M == 1 ? MO
     const int32_t each = part_keys(keys.n, item.n_split), begin = item.split * each;
     const int32_t end = begin + each < keys.n ? begin + each : keys.n;
     if (item.split > 0 && begin >= end) return; /* the combining kernel counts the parts that are not empty */
-    room<T, M> &r = *reinterpret_cast<room<T, M> *>(shared_memory());
+    room<T, M, STAGES> &r = *reinterpret_cast<room<T, M, STAGES> *>(shared_memory());
     const float scale = a.scale * LOG2_E;
-    if (warp < 2) r.at[warp][lane] = key_offset(a, keys, begin + warp * TILE + lane, end);
+    static_assert(STAGES <= WARPS, "a warp looks up the rows of one tile");
+    if (warp < STAGES) r.at[warp][lane] = key_offset(a, keys, begin + warp * TILE + lane, end);
     __syncthreads();
-    copy_tile(a, r.keys[0], r.at[0]);
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) copy_tile(a, r.keys[i], r.at[i]);
     uint32_t q[M][STEPS][4];
 #pragma unroll
     for (int m = 0; m < M; ++m) load_queries(q[m], a, item.row, head0 + m * 16, slice, lane);
@@ -229,39 +233,40 @@ template <class T, int M> __global__ void __launch_bounds__(THREADS, M == 1 ? MO
     running own[M];
 #pragma unroll
     for (int m = 0; m < M; ++m) own[m] = {-INFINITY, 0.0f};
-    int here = 0, next = 1, after = 2; /* places of this tile's rows, the next one's, the one's after that */
-    for (int32_t at = begin, stage = 0; at < end; at += TILE, stage ^= 1) {
-        bp_cuda::cp_async_wait<0>();
+    /* Tile number n lies in buffer n % STAGES, its rows' places in r.at[n % (STAGES + 1)]. */
+    int stage = 0, here = 0;
+    for (int32_t at = begin; at < end; at += TILE) {
+        bp_cuda::cp_async_wait<STAGES - 2>();
         __syncthreads(); /* the tile is there, and nobody reads the one before any more */
-        copy_tile(a, r.keys[stage ^ 1], r.at[next]);
+        copy_tile(a, r.keys[stage == 0 ? STAGES - 1 : stage - 1], r.at[(here + STAGES - 1) % (STAGES + 1)]);
         int64_t offset = -1; /* asked for early: it is needed a tile later */
-        if (warp == 0) offset = key_offset(a, keys, at + 2 * TILE + lane, end);
+        if (warp == 0) offset = key_offset(a, keys, at + STAGES * TILE + lane, end);
         partial_scores(r, q, stage, slice, half, lane);
         __syncthreads();
 #pragma unroll
         for (int m = 0; m < M; ++m) softmax_step(r, &own[m], r.at[here], scale, m * 16 + warp * 2 + lane / 16, lane);
         __syncthreads();
-        if (warp == 0) r.at[after][lane] = offset;
+        if (warp == 0) r.at[here == 0 ? STAGES : here - 1][lane] = offset;
         add_values(r, acc, stage, warp, lane);
-        const int spare = here;
-        here = next;
-        next = after;
-        after = spare;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        here = here == STAGES ? 0 : here + 1;
     }
-    bp_cuda::cp_async_wait<0>(); /* of a tile past the end, which is zeros */
+    bp_cuda::cp_async_wait<0>(); /* of tiles past the end, which are zeros */
     store(r, a, item, own, acc, head0, warp, lane);
 }
 
-template <class T, int M> int32_t start_decode(const attn_decode *a, void *stream)
+template <class T, int M, int STAGES> int32_t start_decode(const attn_decode *a, void *stream)
 {
-    constexpr uint32_t HEADS = room<T, M>::HEADS;
-    const dim3 grid((a->n_head + HEADS - 1) / HEADS * a->n_item);
-    return start(decode_mma_kernel<T, M>, grid, THREADS, sizeof(room<T, M>), stream, *a);
+    using room_t = room<T, M, STAGES>;
+    const dim3 grid((a->n_head + room_t::HEADS - 1) / room_t::HEADS * a->n_item);
+    return start(decode_mma_kernel<T, M, STAGES>, grid, THREADS, sizeof(room_t), stream, *a);
 }
 
 template <class T> int32_t choose_heads(const attn_decode *a, void *stream)
 {
-    return a->n_head <= 16 ? start_decode<T, 1>(a, stream) : start_decode<T, 2>(a, stream);
+    if (a->n_head <= 16) return start_decode<T, 1, 2>(a, stream);
+    if (a->most_smem >= sizeof(room<T, 2, 4>)) return start_decode<T, 2, 4>(a, stream);
+    return start_decode<T, 2, 2>(a, stream);
 }
 
 } // namespace

@@ -196,7 +196,9 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) scores_mma_kern
 
 /* ---- choice ---- */
 
-constexpr int PICK_WARPS = 32, PICK_THREADS = PICK_WARPS * 32, BINS = 256, OWN = 4;
+constexpr int PICK_WARPS = 32, PICK_THREADS = PICK_WARPS * 32, OWN = 4;
+/* Bits of a key that one pass decides: 11, 11 and 10. */
+constexpr int DIGIT = 11, BINS = 1 << DIGIT;
 static_assert(OWN * PICK_THREADS < 65536, "counts of a stretch fit in 16 bits");
 
 struct pick_room {
@@ -205,13 +207,13 @@ struct pick_room {
     uint32_t digit, larger;
 };
 
-/* How often each digit at `shift` occurs among keys whose higher digits are `prefix`. Lanes of one digit count once. Several
- * scores are asked for at a time: one block alone has to hide the latency of memory. */
-__device__ void count_digits(pick_room &room, const float *scores, int n, int shift, uint32_t prefix)
+/* How often each digit occurs, `n_bit` bits at `shift`, among keys whose higher bits are `prefix`. Several scores are asked for
+ * at a time: one block alone has to hide the latency of memory. */
+__device__ void count_digits(pick_room &room, const float *scores, int n, int shift, int n_bit, uint32_t prefix)
 {
     constexpr int AHEAD = 8;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (threadIdx.x < BINS) room.count[threadIdx.x] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < BINS; i += PICK_THREADS) room.count[i] = 0;
     __syncthreads();
     for (int i0 = 0; i0 < n; i0 += AHEAD * PICK_THREADS) {
         float v[AHEAD];
@@ -222,47 +224,57 @@ __device__ void count_digits(pick_room &room, const float *scores, int n, int sh
         }
 #pragma unroll
         for (int j = 0; j < AHEAD; ++j) {
-            if (i0 + j * PICK_THREADS >= n) break;
-            const uint32_t key = bp_cuda::order_key(v[j]);
+            const uint32_t key = bp_cuda::order_key(v[j]), digit = key >> shift & ((1u << n_bit) - 1u);
             const bool in = i0 + j * PICK_THREADS + static_cast<int>(threadIdx.x) < n &&
-                            (shift == 24 || key >> (shift + 8) == prefix);
-            const uint32_t digit = in ? key >> shift & 255u : BINS;
-            if (__all_sync(FULL_WARP, !in)) continue;
-            const unsigned same = __match_any_sync(FULL_WARP, digit);
-            if (in && lane == __ffs(static_cast<int>(same)) - 1)
-                atomicAdd(&room.count[digit], static_cast<uint32_t>(__popc(same)));
+                            (shift + n_bit == 32 || key >> (shift + n_bit) == prefix);
+            const unsigned lanes = __ballot_sync(FULL_WARP, in);
+            if (lanes == 0) continue;
+            /* Many keys are equal where relu cut them: what all lanes share is counted once. */
+            const int leader = __ffs(static_cast<int>(lanes)) - 1;
+            const uint32_t shared = __shfl_sync(FULL_WARP, digit, leader);
+            if (__all_sync(FULL_WARP, !in || digit == shared)) {
+                if (lane == leader) atomicAdd(&room.count[digit], static_cast<uint32_t>(__popc(lanes)));
+            } else if (in) {
+                atomicAdd(&room.count[digit], 1u);
+            }
         }
     }
     __syncthreads();
+}
+
+/* By one warp: the digit at which the counts, summed from the largest digit down, reach k; how many are larger goes to room.
+ * Lane l takes the l-th stretch of digits from above, and begins it at another place than the others, for the banks. */
+__device__ void find_digit(pick_room &room, int n_bit, uint32_t k, uint32_t larger)
+{
+    const int lane = static_cast<int>(threadIdx.x), each = (1 << n_bit) / 32, top = (1 << n_bit) - 1 - each * lane;
+    uint32_t mine = 0;
+    for (int d = 0; d < each; ++d) mine += room.count[top - (d + lane) % each];
+    uint32_t before = mine;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const uint32_t v = __shfl_up_sync(FULL_WARP, before, static_cast<unsigned>(step));
+        if (lane >= step) before += v;
+    }
+    before += larger - mine;
+    if (before >= k || before + mine < k) return;
+    int digit = top;
+    while (before + room.count[digit] < k) before += room.count[digit--];
+    room.digit = static_cast<uint32_t>(digit);
+    room.larger = before;
 }
 
 /* The k-th largest key, and how many are larger. Whole numbers are counted, so the order of threads does not matter. */
 __device__ uint32_t kth_largest(pick_room &room, const float *scores, int n, uint32_t k, uint32_t *out_larger)
 {
     uint32_t prefix = 0, larger = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        count_digits(room, scores, n, shift, prefix);
-        if (threadIdx.x < 32) { /* one warp: lane l sums digits 255 - 8 l downwards */
-            const int lane = static_cast<int>(threadIdx.x);
-            uint32_t mine = 0;
-            for (int d = 0; d < 8; ++d) mine += room.count[255 - 8 * lane - d];
-            uint32_t before = mine;
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const uint32_t v = __shfl_up_sync(FULL_WARP, before, static_cast<unsigned>(step));
-                if (lane >= step) before += v;
-            }
-            before += larger - mine;
-            if (before < k && before + mine >= k) {
-                int digit = 255 - 8 * lane;
-                while (before + room.count[digit] < k) before += room.count[digit--];
-                room.digit = static_cast<uint32_t>(digit);
-                room.larger = before;
-            }
-        }
+    for (int end = 32; end > 0;) { /* bits below `end` are open */
+        const int n_bit = end > DIGIT ? DIGIT : end, shift = end - n_bit;
+        count_digits(room, scores, n, shift, n_bit, prefix);
+        if (threadIdx.x < 32) find_digit(room, n_bit, k, larger);
         __syncthreads();
-        prefix = prefix << 8 | room.digit;
+        prefix = prefix << n_bit | room.digit;
         larger = room.larger;
+        end = shift;
         __syncthreads();
     }
     *out_larger = larger;

@@ -133,7 +133,7 @@ struct attn_decode {
     float *part_out, *part_lse;   /* (parts, n_head, C rounded up to 4), (parts, n_head) */
     uint32_t n_row, n_head, n_latent, n_item; /* n_item: at least the items of the plan */
     float scale;
-    uint32_t reserved;
+    uint32_t most_smem; /* bytes of shared memory that a block may have on this device */
 };
 int32_t attn_start_decode_fma(const struct attn_decode *a, void *stream);
 /* Needs q, out and pool of one 16-bit dtype, 512 latents, 64 rotated numbers, rows of q, out and pool 16-byte aligned. */
