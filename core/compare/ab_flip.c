@@ -134,6 +134,18 @@ bool bpi_ab_next_keys(const int32_t *a, const int32_t *b, uint64_t k, uint64_t a
     return *only_a >= 0 || *only_b >= 0;
 }
 
+bool bpi_ab_next_experts(const int32_t *a, const int32_t *b, uint32_t k, struct bpi_ab_pairs *at,
+                         int32_t *ea, int32_t *eb)
+{
+    if (bpi_ab_next_keys(a, b, k, at->keys, ea, eb)) return at->other_set = true;
+    while (!at->other_set && at->place < k) {
+        *ea = a[at->place];
+        *eb = b[at->place++];
+        if (*ea != *eb) return true;
+    }
+    return false;
+}
+
 double bpi_ab_key_gap(const double *scores, uint32_t n_keys, int32_t a, int32_t b)
 {
     if (scores == NULL || a < 0 || b < 0 || (uint32_t)a >= n_keys || (uint32_t)b >= n_keys)

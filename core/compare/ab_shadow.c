@@ -318,10 +318,11 @@ static int32_t compare_route(struct shadow *s, const struct bpi_call *c, struct 
         const double precision =
             bpi_ab_noise(bpi_ab_route_size(&s->route), hp->n_expert) +
             (s->r->round[0] != 'n' ? 2.0 * s->r->unit * bpi_ab_route_size(&s->route) : 0.0);
-        for (uint32_t i = 0; i < k; ++i) {
-            if (ia[i] == ib[i]) continue;
-            const double gap = bpi_ab_route_gap(&s->route, ia[i], ib[i]);
-            bpi_ab_add_flip(j->e, pos, ia[i], ib[i], gap, !(gap <= precision));
+        struct bpi_ab_pairs at = {.place = 0};
+        int32_t ea, eb;
+        while (bpi_ab_next_experts(ia, ib, k, &at, &ea, &eb)) {
+            const double gap = bpi_ab_route_gap(&s->route, ea, eb);
+            bpi_ab_add_flip(j->e, pos, ea, eb, gap, !(gap <= precision));
         }
     }
     return BP_OK;

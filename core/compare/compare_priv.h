@@ -65,6 +65,7 @@ struct bpi_ab_run {
     struct bp_session *a, *b;
     struct bpi_rng rng;
     const char *stopped;     /* a side met NaN or infinity: why; NULL: none did */
+    double sides;            /* free mode: 1 when a side is exact, 2: both may be off, each by its own error */
     double unit;             /* of the precision in use: 2^-9 bf16, 2^-12 f16, 2^-24 f32 */
     char kv[8], round[8];    /* of the baseline: kv.dtype and plugin.ref.round */
 };
@@ -140,6 +141,15 @@ double bpi_ab_route_size(const struct bpi_ab_route *s); /* of the scores: what a
 /* Exact scores of the keys of one row from a's cache: (n_keys) doubles. BP_DECLINED: the layout is not plain. */
 int32_t bpi_ab_index_scores(struct bp_session *s, int32_t layer, uint32_t seq, const float *q, const float *w,
                             uint32_t n_keys, double *out, struct bp_error *err);
+/* The next experts that stand against each other in two rows of k: those that only one side chose, paired in order, or
+ * where both chose the same ones, places whose experts differ. *at: where to go on. */
+struct bpi_ab_pairs {
+    uint64_t keys[2];
+    uint32_t place;
+    bool other_set;
+};
+bool bpi_ab_next_experts(const int32_t *a, const int32_t *b, uint32_t k, struct bpi_ab_pairs *at, int32_t *ea,
+                         int32_t *eb);
 /* The next keys that only one side has, paired in order; -1: that side has no more. False: neither has. at: where to go
  * on, zeros at first. Negative entries are no keys. */
 bool bpi_ab_next_keys(const int32_t *a, const int32_t *b, uint64_t k, uint64_t at[2], int32_t *only_a, int32_t *only_b);

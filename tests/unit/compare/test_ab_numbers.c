@@ -139,6 +139,27 @@ START_TEST(keys_of_one_side_are_paired)
 }
 END_TEST
 
+/* A better expert that comes in moves others to the next place: 7 stands against 11, and nobody else. */
+START_TEST(experts_stand_against_each_other)
+{
+    const int32_t a[] = {9, 3, 7}, b[] = {11, 9, 3}, c[] = {3, 9, 7}, d[] = {9, 3, 3};
+    struct bpi_ab_pairs at = {.place = 0};
+    int32_t ea, eb;
+    ck_assert(bpi_ab_next_experts(a, b, 3, &at, &ea, &eb) && ea == 7 && eb == 11);
+    ck_assert(!bpi_ab_next_experts(a, b, 3, &at, &ea, &eb));
+    at = (struct bpi_ab_pairs){.place = 0}; /* the same in another order */
+    ck_assert(bpi_ab_next_experts(a, c, 3, &at, &ea, &eb) && ea == 9 && eb == 3);
+    ck_assert(bpi_ab_next_experts(a, c, 3, &at, &ea, &eb) && ea == 3 && eb == 9);
+    ck_assert(!bpi_ab_next_experts(a, c, 3, &at, &ea, &eb));
+    at = (struct bpi_ab_pairs){
+        .place = 0}; /* one comes twice in place of 7, which stands against nobody */
+    ck_assert(bpi_ab_next_experts(a, d, 3, &at, &ea, &eb) && ea == 7 && eb == -1);
+    ck_assert(!bpi_ab_next_experts(a, d, 3, &at, &ea, &eb));
+    at = (struct bpi_ab_pairs){.place = 0};
+    ck_assert(!bpi_ab_next_experts(a, a, 3, &at, &ea, &eb));
+}
+END_TEST
+
 START_TEST(medians_and_intervals)
 {
     struct bpi_ab_samples s = {0};
@@ -180,6 +201,7 @@ int main(void)
     tcase_add_test(t, gaps_of_experts);
     tcase_add_test(t, the_widest_flips_are_kept);
     tcase_add_test(t, keys_of_one_side_are_paired);
+    tcase_add_test(t, experts_stand_against_each_other);
     tcase_add_test(t, medians_and_intervals);
     tcase_add_test(t, patterns);
     suite_add_tcase(s, t);
