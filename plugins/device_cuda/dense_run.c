@@ -141,8 +141,10 @@ int32_t dc_rope(void *self, const struct bp_launch *l, const struct bp_dense_rop
                                    .x_dtype = a->x.dtype,
                                    .y_dtype = a->y.dtype,
                                    .style = a->style,
-                                   .wide = a->style == BP_ROPE_INTERLEAVED && is_wide(&a->x, 2) &&
-                                           is_wide(&a->y, 2)};
+                                   .wide = a->x.dim[2] % 8 == 0 &&
+                                           a->x.dim[1] * a->x.dim[2] < INT32_MAX &&
+                                           is_wide(&a->x, 8) && is_wide(&a->y, 8) &&
+                                           is_wide(&a->cos_table, 4) && is_wide(&a->sin_table, 4)};
     if (!same_rows(&a->x, &a->y) || a->x.dim[2] != a->y.dim[2] || a->x.dim[2] % 2 != 0)
         return fail_shapes(err, "dense.rope", "x", &a->x, "y", &a->y);
     if (r.n_rows == 0 || r.n_heads == 0 || r.half == 0) return BP_OK;

@@ -36,10 +36,10 @@ template <bool SILU> __device__ float join(float a, float b)
     return SILU ? silu(a) * b : a + b;
 }
 
-/* Sixteen bytes a thread where a and b have one dtype and all rows are aligned; both are asked for before either is used. */
-template <class T, bool SILU> __global__ void __launch_bounds__(THREADS) pair_kernel(dc_pair p)
+/* VEC elements a thread where a and b have one dtype and all rows are aligned; both are asked for before either is used. */
+template <class T, int VEC, bool SILU>
+__global__ void __launch_bounds__(THREADS) pair_kernel(dc_pair p)
 {
-    constexpr int VEC = 16 / static_cast<int>(sizeof(T));
     const int64_t first = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) * VEC;
     const int64_t step = static_cast<int64_t>(gridDim.x) * THREADS * VEC;
     for (int64_t row = blockIdx.y; row < p.n_rows; row += gridDim.y) {
@@ -66,8 +66,53 @@ template <bool SILU> __global__ void __launch_bounds__(THREADS) pair_any_kernel(
     }
 }
 
-/* One thread per pair; the heads of a token are one line of pairs. A position that the table lacks gives NaN. */
-__global__ void __launch_bounds__(THREADS) rope_kernel(dc_rope_args r)
+/* Four pairs a thread; the heads of a token are one line of pairs. A position that the table lacks gives NaN. */
+template <class T> __global__ void __launch_bounds__(THREADS) rope_kernel(dc_rope_args r)
+{
+    const uint32_t n = static_cast<uint32_t>(r.n_heads * r.half / 4),
+                   half = static_cast<uint32_t>(r.half);
+    for (int64_t row = blockIdx.y; row < r.n_rows; row += gridDim.y) {
+        const int64_t position = r.positions[row * r.position_stride];
+        const bool known = position >= 0 && position < r.n_pos;
+        for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
+            const uint32_t head = 4 * i / half, at = 4 * i % half;
+            const T *x = static_cast<const T *>(r.x) + row * r.x_row + head * r.x_head;
+            const int64_t y = row * r.y_row + head * r.y_head;
+            float a[4], b[4], c[4] = {NAN, NAN, NAN, NAN}, s[4] = {NAN, NAN, NAN, NAN}, pairs[8];
+            if (r.style == BP_ROPE_HALF) {
+                load_vec(a, x + at);
+                load_vec(b, x + at + half);
+            } else {
+                load_vec(pairs, x + 2 * at);
+            }
+            if (known) {
+                load_vec(c, r.cos_table + position * r.cos_stride + at);
+                load_vec(s, r.sin_table + position * r.sin_stride + at);
+            }
+            if (r.style == BP_ROPE_HALF) {
+                float first[4], second[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    first[k] = a[k] * c[k] - b[k] * s[k];
+                    second[k] = a[k] * s[k] + b[k] * c[k];
+                }
+                store_any_vec(r.y, r.y_dtype, y + at, first);
+                store_any_vec(r.y, r.y_dtype, y + at + half, second);
+            } else {
+                float turned[8];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    turned[2 * k] = pairs[2 * k] * c[k] - pairs[2 * k + 1] * s[k];
+                    turned[2 * k + 1] = pairs[2 * k] * s[k] + pairs[2 * k + 1] * c[k];
+                }
+                store_any_vec(r.y, r.y_dtype, y + 2 * at, turned);
+            }
+        }
+    }
+}
+
+/* One pair a thread, whatever the alignment. */
+__global__ void __launch_bounds__(THREADS) rope_any_kernel(dc_rope_args r)
 {
     const int64_t n = r.n_heads * r.half, step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t row = blockIdx.y; row < r.n_rows; row += gridDim.y) {
@@ -81,20 +126,10 @@ __global__ void __launch_bounds__(THREADS) rope_kernel(dc_rope_args r)
             const float s = known ? r.sin_table[position * r.sin_stride + at] : NAN;
             const bool halves = r.style == BP_ROPE_HALF;
             const int64_t one = halves ? at : 2 * at, two = halves ? at + r.half : 2 * at + 1;
-            float v[2];
-            if (r.wide != 0) {
-                load_any_vec(v, r.x, r.x_dtype, x + one);
-            } else {
-                v[0] = load_any(r.x, r.x_dtype, x + one);
-                v[1] = load_any(r.x, r.x_dtype, x + two);
-            }
-            const float turned[2] = {v[0] * c - v[1] * s, v[0] * s + v[1] * c};
-            if (r.wide != 0) {
-                store_any_vec(r.y, r.y_dtype, y + one, turned);
-            } else {
-                store_any(r.y, r.y_dtype, y + one, turned[0]);
-                store_any(r.y, r.y_dtype, y + two, turned[1]);
-            }
+            const float a = load_any(r.x, r.x_dtype, x + one),
+                        b = load_any(r.x, r.x_dtype, x + two);
+            store_any(r.y, r.y_dtype, y + one, a * c - b * s);
+            store_any(r.y, r.y_dtype, y + two, a * s + b * c);
         }
     }
 }
@@ -134,16 +169,21 @@ __global__ void __launch_bounds__(THREADS) embed_kernel(dc_embed_args e)
 
 } // namespace
 
+/* Four elements a thread give a decode step more threads; eight of 16 bits are better where there is enough to do. */
 template <bool SILU> static void start_pair(const dc_pair &p, cudaStream_t s)
 {
-    const int64_t each = p.wide == 0 ? 1 : p.a.dtype == BP_DT_F32 ? 4 : 8;
-    const dim3 grid(grid_x(p.width / each), grid_y(p.n_rows));
+    const bool eight = p.wide != 0 && p.a.dtype != BP_DT_F32 && p.n_rows * p.width >= 1 << 20;
+    const dim3 grid(grid_x(p.width / (p.wide == 0 ? 1 : eight ? 8 : 4)), grid_y(p.n_rows));
     if (p.wide == 0) {
         pair_any_kernel<SILU><<<grid, THREADS, 0, s>>>(p);
-        return;
+    } else if (!eight) {
+        with_float(p.a.dtype,
+                   [&](auto t) { pair_kernel<decltype(t), 4, SILU><<<grid, THREADS, 0, s>>>(p); });
+    } else if (p.a.dtype == BP_DT_F16) {
+        pair_kernel<__half, 8, SILU><<<grid, THREADS, 0, s>>>(p);
+    } else {
+        pair_kernel<__nv_bfloat16, 8, SILU><<<grid, THREADS, 0, s>>>(p);
     }
-    with_float(p.a.dtype,
-               [&](auto t) { pair_kernel<decltype(t), SILU><<<grid, THREADS, 0, s>>>(p); });
 }
 
 int32_t dc_start_pair(const dc_pair *p, void *stream)
@@ -157,8 +197,13 @@ int32_t dc_start_pair(const dc_pair *p, void *stream)
 
 int32_t dc_start_rope(const dc_rope_args *r, void *stream)
 {
-    const dim3 grid(grid_x(r->n_heads * r->half), grid_y(r->n_rows));
-    rope_kernel<<<grid, THREADS, 0, static_cast<cudaStream_t>(stream)>>>(*r);
+    const auto s = static_cast<cudaStream_t>(stream);
+    const dim3 grid(grid_x(r->n_heads * r->half / (r->wide != 0 ? 4 : 1)), grid_y(r->n_rows));
+    if (r->wide != 0)
+        with_float(r->x_dtype,
+                   [&](auto t) { rope_kernel<decltype(t)><<<grid, THREADS, 0, s>>>(*r); });
+    else
+        rope_any_kernel<<<grid, THREADS, 0, s>>>(*r);
     return cudaGetLastError();
 }
 

@@ -34,14 +34,14 @@ struct dc_rope_args {
     const float *cos_table, *sin_table;
     int64_t x_row, x_head, y_row, y_head, position_stride, cos_stride, sin_stride;
     int64_t n_rows, n_heads, half, n_pos;
-    uint32_t x_dtype, y_dtype, style, wide; /* wide: a pair of neighbours is moved at once */
+    uint32_t x_dtype, y_dtype, style, wide; /* wide: four pairs are moved at once */
 };
 int32_t dc_start_rope(const struct dc_rope_args *a, void *stream);
 
 struct dc_pair {
     struct dc_rows a, b, y;
     int64_t n_rows, width;
-    uint32_t silu, wide; /* silu 1: y = silu(a) * b, 0: y = a + b; wide: 16 bytes of a at once */
+    uint32_t silu, wide; /* silu 1: y = silu(a) * b, 0: y = a + b; wide: as above, of 16-bit a and b eight */
 };
 int32_t dc_start_pair(const struct dc_pair *a, void *stream);
 

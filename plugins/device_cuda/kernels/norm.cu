@@ -13,7 +13,7 @@ namespace
 
 using namespace bp_cuda;
 
-constexpr int THREADS = 512, KEEP = 4;
+constexpr int THREADS = 512, KEEP = 4, MANY = 128;
 
 template <class T> __device__ T *row_of(const dc_rows &r, int64_t row)
 {
@@ -29,8 +29,10 @@ __device__ void add_and_store(float (&v)[VEC], const float (&other)[VEC], X *to)
     store_vec(to, v);
 }
 
-/* All that a thread keeps is asked for before any of it is used, so that it waits for memory once. */
-template <class X, int VEC> __global__ void __launch_bounds__(THREADS) rms_kernel(dc_norm a)
+/* All that a thread keeps is asked for before any of it is used, so that it waits for memory once. FEW rows: the weights too,
+ * since nothing else hides their way; many rows: two blocks on a multiprocessor do, for which those registers are needed. */
+template <class X, int VEC, bool FEW>
+__global__ void __launch_bounds__(THREADS, FEW ? 1 : 2) rms_kernel(dc_norm a)
 {
     __shared__ float room[THREADS / 32];
     const int64_t first = static_cast<int64_t>(threadIdx.x) * VEC,
@@ -44,16 +46,20 @@ template <class X, int VEC> __global__ void __launch_bounds__(THREADS) rms_kerne
             if (first + i * step < a.width) load_vec(kept[i], x + first + i * step);
         }
         if (a.add.data != nullptr) {
-            float other[KEEP][VEC];
+            float other[FEW ? KEEP : 1][VEC];
+            if constexpr (FEW) {
 #pragma unroll
-            for (int i = 0; i < KEEP; ++i) {
-                const int64_t at = first + i * step;
-                if (at < a.width) load_any_vec(other[i], a.add.data, a.add.dtype, add + at);
+                for (int i = 0; i < KEEP; ++i) {
+                    const int64_t at = first + i * step;
+                    if (at < a.width) load_any_vec(other[i], a.add.data, a.add.dtype, add + at);
+                }
             }
 #pragma unroll
             for (int i = 0; i < KEEP; ++i) {
-                if (first + i * step < a.width)
-                    add_and_store(kept[i], other[i], x + first + i * step);
+                const int64_t at = first + i * step;
+                if (at >= a.width) break;
+                if constexpr (!FEW) load_any_vec(other[0], a.add.data, a.add.dtype, add + at);
+                add_and_store(kept[i], other[FEW ? i : 0], x + at);
             }
         }
 #pragma unroll
@@ -72,10 +78,12 @@ template <class X, int VEC> __global__ void __launch_bounds__(THREADS) rms_kerne
 #pragma unroll
             for (int j = 0; j < VEC; ++j) sum = fmaf(v[j], v[j], sum);
         }
-        float w[KEEP][VEC]; /* on its way while the block adds up */
+        float w[FEW ? KEEP : 1][VEC]; /* on its way while the block adds up */
+        if constexpr (FEW) {
 #pragma unroll
-        for (int i = 0; i < KEEP; ++i) {
-            if (first + i * step < a.width) load_vec(w[i], a.w + first + i * step);
+            for (int i = 0; i < KEEP; ++i) {
+                if (first + i * step < a.width) load_vec(w[i], a.w + first + i * step);
+            }
         }
         const float mean = block_sum<THREADS>(sum, room) / static_cast<float>(a.width);
         const float inv = 1.0f / sqrtf(mean + a.eps);
@@ -86,7 +94,10 @@ template <class X, int VEC> __global__ void __launch_bounds__(THREADS) rms_kerne
         };
 #pragma unroll
         for (int i = 0; i < KEEP; ++i) {
-            if (first + i * step < a.width) write(kept[i], w[i], first + i * step);
+            const int64_t at = first + i * step;
+            if (at >= a.width) break;
+            if constexpr (!FEW) load_vec(w[0], a.w + at);
+            write(kept[i], w[FEW ? i : 0], at);
         }
         for (int64_t at = first + KEEP * step; at < a.width; at += step) {
             float v[VEC], by[VEC];
@@ -145,10 +156,12 @@ int32_t dc_start_rms(const dc_norm *a, void *stream)
     const auto s = static_cast<cudaStream_t>(stream);
     with_float(a->x.dtype, [&](auto x) {
         using X = decltype(x);
-        if (a->wide != 0)
-            rms_kernel<X, 4><<<blocks(a->n_rows), THREADS, 0, s>>>(*a);
+        if (a->wide == 0)
+            rms_kernel<X, 1, false><<<blocks(a->n_rows), THREADS, 0, s>>>(*a);
+        else if (a->n_rows > MANY)
+            rms_kernel<X, 4, false><<<blocks(a->n_rows), THREADS, 0, s>>>(*a);
         else
-            rms_kernel<X, 1><<<blocks(a->n_rows), THREADS, 0, s>>>(*a);
+            rms_kernel<X, 4, true><<<blocks(a->n_rows), THREADS, 0, s>>>(*a);
     });
     return cudaGetLastError();
 }
