@@ -1,8 +1,9 @@
 /* gemv.cuh - products of repacked weights with up to 24 columns, in one pass over the weights: y = W x for 1 to 8 tokens.
  * Codes become bf16 in registers and are multiplied on the tensor cores (m16n8k16): exact products, f32 sums over at most 32
  * columns, which are then scaled and added in f32 registers. An f32 activation is three bf16 columns that add up to it
- * exactly, so nothing is rounded before the sums. What has been used is loaded for the next step at once; x comes from the
- * first cache.
+ * exactly, so nothing is rounded before the sums. Each warp has a ring of steps in shared memory and copies ahead into it:
+ * a warp has six counters for loads to registers and waits for all loads of a counter, so that prefetching into registers
+ * waits for what it has just begun. x comes from the first cache.
  * Work: the steps of all strips lie in one line, which is cut into as many equal parts as there are warps, so that none
  * waits for another at the end. A warp leaves its sum of each strip in shared memory; a block adds those of its warps, and
  * where a strip lies in several blocks the last one to finish adds theirs (a counter per strip, zero before and after).
@@ -135,14 +136,11 @@ __device__ __forceinline__ void group(const step<TYPE> &s, const uint32_t (&ones
         }
     }
 }
-/* The groups of a step; what they have used is loaded for the next one at once, so that nearly a whole step is always on its
- * way. ahead: bytes to the next step, 0 after the last. (A pointer that is NULL after the last does not do: ptxas 13.0.88
- * puts too few cycles between clearing it with CS2R and testing it, and the kernel reads at 0.) */
+/* The groups of a step. */
 template <uint32_t TYPE, int TILES, int G = 0>
-__device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4],
-                                       const unsigned char *next, int ahead, const __nv_bfloat16 *x,
-                                       int64_t tile_ld, int n_tile, float (&acc)[TILES][4],
-                                       float (&plain)[TILES][4])
+__device__ __forceinline__ void groups(const step<TYPE> &s, const uint32_t (&ones)[4],
+                                       const __nv_bfloat16 *x, int64_t tile_ld, int n_tile,
+                                       float (&acc)[TILES][4], float (&plain)[TILES][4])
 {
     if constexpr (G < step<TYPE>::GROUPS) {
         uint4 v[TILES];
@@ -151,8 +149,7 @@ __device__ __forceinline__ void groups(step<TYPE> &s, const uint32_t (&ones)[4],
             v[t] = t == 0 || t < n_tile ? load_x<step<TYPE>::H::SUB16>(x + t * tile_ld, G)
                                         : make_uint4(0, 0, 0, 0);
         group<TYPE, TILES, G>(s, ones, v, acc, plain);
-        if (ahead != 0) s.template refill<G>(next);
-        groups<TYPE, TILES, G + 1>(s, ones, next, ahead, x, tile_ld, n_tile, acc, plain);
+        groups<TYPE, TILES, G + 1>(s, ones, x, tile_ld, n_tile, acc, plain);
     }
 }
 
@@ -163,6 +160,15 @@ template <int TILES> struct shared {
     float sums[QG_WARPS][SEGMENTS][8 * TILES][RED_ROWS];
     int first[QG_WARPS], last[QG_WARPS]; /* strips of a warp; last < first: none */
     uint32_t mine[2];                    /* 1: this block finishes its first, last unit for all */
+};
+
+/* Steps of a warp's ring: three where they fit beside the sums on every chip. */
+template <uint32_t TYPE, int TILES> struct ring {
+    static constexpr int sums = static_cast<int>(sizeof(shared<TILES>) + 15) / 16 * 16;
+    static constexpr int fit = (BP_CUDA_SMEM_MAX - sums) / (QG_WARPS * step<TYPE>::BYTES);
+    static constexpr int depth = fit < 3 ? fit : 3, bytes = depth * step<TYPE>::BYTES;
+    static constexpr int smem = sums + QG_WARPS * bytes;
+    static_assert(depth >= 1 && smem <= BP_CUDA_SMEM_MAX, "fits every chip");
 };
 
 /* Which weight strip v belongs to, and where in it. */
@@ -202,7 +208,8 @@ __device__ __forceinline__ void leave(shared<TILES> &room, int warp, int segment
 
 /* Steps [begin, end) of the line, by one warp. */
 template <uint32_t TYPE, int TILES>
-__device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, int begin, int end)
+__device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, unsigned char *own,
+                                          int begin, int end)
 {
     using S = step<TYPE>;
     const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32;
@@ -212,11 +219,27 @@ __device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, in
         room.last[warp] = begin < end ? (end - 1) / g.n_steps : v - 1;
     }
     if (begin >= end) return;
+    constexpr int DEPTH = ring<TYPE, TILES>::depth;
     const int64_t place = S::place(g.jobs[0].pitch, lane); /* weights of a call lie alike */
-    const unsigned char *p = data_of(g, v) + static_cast<int64_t>(k) * S::AHEAD + place;
     S now;
     now.begin(g.jobs[0].pitch);
-    now.load(p, lane);
+    /* What is copied next, and where: step `copied`, which is `left` before the end of strip `strip`. */
+    int copied = begin, strip = v, left = g.n_steps - k;
+    const unsigned char *p = data_of(g, v) + static_cast<int64_t>(k) * S::AHEAD + place;
+    const auto copy_one = [&](int slot) {
+        if (copied < end) {
+            now.copy(own + slot * S::BYTES, p, lane);
+            ++copied;
+            p += S::AHEAD;
+            if (--left == 0 && copied < end) {
+                p = data_of(g, ++strip) + place;
+                left = g.n_steps;
+            }
+        }
+        planes::close_copies();
+    };
+    for (int i = 0; i < DEPTH - 1; ++i) copy_one(i);
+    int slot = 0, free_slot = DEPTH - 1;
     uint32_t ones[4]; /* kept in registers, where a format has minima */
 #pragma unroll
     for (int i = 0; i < 4; ++i) ones[i] = S::H::MIN ? planes::opaque(0x3f803f80u) : 0;
@@ -226,15 +249,19 @@ __device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, in
     const __nv_bfloat16 *x =
         g.x + min(col, g.n_col - 1) * g.x_ld + k * S::K + (S::H::SUB16 ? 4 : 8) * (lane & 3);
     float acc[TILES][4] = {};
+#pragma unroll 1
     for (int at = begin; at < end; ++at) {
-        const int ahead = at + 1 < end ? S::AHEAD : 0;
         const bool ends = ++k == g.n_steps;
         float plain[TILES][4] = {};
+        copy_one(free_slot);
+        planes::await_copies<DEPTH - 1>();
+        __syncwarp(); /* scales were copied by other lanes */
+        now.load(own + slot * S::BYTES, lane);
         now.open();
-        p += ahead;
-        if (ends && ahead != 0) p = data_of(g, v + 1) + place;
-        if (ahead != 0) now.load_scales(p, lane);
-        groups<TYPE, TILES>(now, ones, p, ahead, x, 8 * g.x_ld, n_tile, acc, plain);
+        free_slot = slot;
+        slot = slot + 1 == DEPTH ? 0 : slot + 1;
+        groups<TYPE, TILES>(now, ones, x, 8 * g.x_ld, n_tile, acc, plain);
+        __syncwarp(); /* all have read what is overwritten next */
         if constexpr (S::H::NONE) {
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
@@ -365,28 +392,23 @@ __device__ __forceinline__ void end_block(const args &g, shared<TILES> &room, in
     }
 }
 
-/* As many blocks as leave enough registers. */
-constexpr bool is_large(uint32_t type)
-{
-    return type == BP_GGUF_Q8_0 || type == BP_GGUF_Q5_K || type == BP_GGUF_Q6_K ||
-           type == BP_GGUF_Q4_1 || type == BP_GGUF_Q5_1 || type == BP_GGUF_IQ4_XS ||
-           type == BP_GGUF_NVFP4;
-}
+/* What registers and the shared memory of sm_90 hold; sm_120 has memory for one. */
 template <uint32_t TYPE, int TILES> constexpr int blocks_per_sm()
 {
-    return TILES > 1 ? 2 : is_large(TYPE) ? 2 : 3;
+    return 2;
 }
 template <uint32_t TYPE, int TILES>
 __global__ void __launch_bounds__(QG_WARPS * 32, blocks_per_sm<TYPE, TILES>())
     gemv_kernel(const __grid_constant__ args g)
 {
-    __shared__ shared<TILES> room;
-    static_assert(sizeof room <= BP_CUDA_SMEM_MAX && sizeof room <= 49152,
-                  "fits every chip, and needs no opt-in");
+    extern __shared__ __align__(16) unsigned char memory[];
+    shared<TILES> &room = *reinterpret_cast<shared<TILES> *>(memory);
     const int begin = first_step(g, static_cast<int>(blockIdx.x)),
               end = first_step(g, static_cast<int>(blockIdx.x) + 1);
     const int warp = static_cast<int>(threadIdx.x) / 32, n = end - begin;
-    run_steps<TYPE, TILES>(g, room, begin + n * warp / QG_WARPS, begin + n * (warp + 1) / QG_WARPS);
+    unsigned char *const own = memory + ring<TYPE, TILES>::sums + warp * ring<TYPE, TILES>::bytes;
+    run_steps<TYPE, TILES>(g, room, own, begin + n * warp / QG_WARPS,
+                           begin + n * (warp + 1) / QG_WARPS);
     __syncthreads();
     end_block(g, room, begin, end);
 }
@@ -425,17 +447,23 @@ inline args make_args(const qg_gemv &q)
     g.y_dtype = q.y[0].dtype;
     return g;
 }
+template <uint32_t TYPE, int TILES>
+int32_t start(const args &g, uint32_t blocks, cudaStream_t stream)
+{
+    constexpr int smem = ring<TYPE, TILES>::smem;
+    const cudaError_t e = cudaFuncSetAttribute(gemv_kernel<TYPE, TILES>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    if (e != cudaSuccess) return static_cast<int32_t>(e);
+    gemv_kernel<TYPE, TILES><<<blocks, QG_WARPS * 32, smem, stream>>>(g);
+    return static_cast<int32_t>(cudaGetLastError());
+}
 template <uint32_t TYPE> int32_t launch(const qg_gemv &q, cudaStream_t stream)
 {
     args g = make_args(q);
     g.each = static_cast<int32_t>(static_cast<int64_t>(g.n_strip) * g.n_steps / q.blocks);
     g.more = static_cast<int32_t>(static_cast<int64_t>(g.n_strip) * g.n_steps % q.blocks);
     if (g.n_strip == 0) return static_cast<int32_t>(cudaSuccess);
-    if (g.n_col <= 8)
-        gemv_kernel<TYPE, 1><<<q.blocks, QG_WARPS * 32, 0, stream>>>(g);
-    else
-        gemv_kernel<TYPE, 3><<<q.blocks, QG_WARPS * 32, 0, stream>>>(g);
-    return static_cast<int32_t>(cudaGetLastError());
+    return g.n_col <= 8 ? start<TYPE, 1>(g, q.blocks, stream) : start<TYPE, 3>(g, q.blocks, stream);
 }
 
 } // namespace gemv

@@ -47,6 +47,10 @@ template <int FROM, int TO> __device__ __forceinline__ uint32_t move_bit(uint32_
     else
         return w << (TO - FROM);
 }
+template <class T> __device__ __forceinline__ T load_word(const void *p)
+{
+    return *static_cast<const T *>(p);
+}
 __device__ __forceinline__ uint32_t word(const uint4 &v, int i)
 {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -56,7 +60,6 @@ constexpr uint32_t MAGIC = 0x43004300u; /* 128, twice */
 
 /* ---- codes: NQ words of 16 bytes a lane; pair<G, P>(q, r, part, magic): e = 2 P and 2 P + 1 of group G, row g + 8 r, as bf16;
  * magic is MAGIC in a register.
- * last<V>: the last group that needs q[V], which may be loaded for the next step after it.
  * Packing: pack(v, w, code): word w of the v-th load, from code(r, G, e), an unsigned number. ---- */
 
 constexpr int STEP = 256;
@@ -64,7 +67,6 @@ constexpr int STEP = 256;
 /* Bits 0-3 in a plane of nibbles, bits 4.. in a plane of HIGH (0, 1, 2) bits each. */
 template <int HIGH, int BIAS> struct nibbles {
     static constexpr int K = STEP, NQ = 4 + HIGH, PARTS = 1;
-    template <int V> static constexpr int last = V < 4 ? 2 * V + 1 : HIGH == 2 && V == 4 ? 3 : 7;
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
@@ -103,7 +105,6 @@ template <int HIGH, int BIAS> struct nibbles {
 /* Bits 0-1 in a plane of pairs, bit 2 in a plane of bits when HIGH is 1. */
 template <int HIGH, int BIAS> struct two_bits {
     static constexpr int K = STEP, NQ = 2 + HIGH, PARTS = 1;
-    template <int V> static constexpr int last = V == 0 ? 3 : 7;
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
@@ -137,7 +138,6 @@ template <int HIGH, int BIAS> struct two_bits {
  * what has to be taken away. */
 struct bytes {
     static constexpr int K = STEP, NQ = 8, PARTS = 1;
-    template <int V> static constexpr int last = V;
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
@@ -156,7 +156,6 @@ struct bytes {
 /* Nibbles that choose one of sixteen levels, given as the high and the low bytes of their bf16. T: high[4], low[4]. */
 template <class T> struct levels {
     static constexpr int K = STEP, NQ = 4, PARTS = 1;
-    template <int V> static constexpr int last = 2 * V + 1;
     __device__ static uint32_t choose(const uint32_t (&t)[4], uint32_t below8, uint32_t which)
     {
         return __byte_perm(__byte_perm(t[0], t[1], below8), __byte_perm(t[2], t[3], below8), which);
@@ -215,7 +214,6 @@ struct e2m1_levels { /* doubled, as the scales are halved */
  * too: load 2 G + r is of row g + 8 r, and its word P is pair P. */
 template <bool F16> struct shorts {
     static constexpr int K = 128, NQ = 8, PARTS = F16 ? 2 : 1;
-    template <int V> static constexpr int last = V / 2;
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int part, uint32_t)
     {
@@ -266,8 +264,8 @@ template <bool WITH_MIN> struct halves {
     uint4 next_d, next_m, d, m;
     __device__ void load(const unsigned char *first, const unsigned char *second)
     {
-        next_d = load_stream(first);
-        if (WITH_MIN) next_m = load_stream(second);
+        next_d = load_word<uint4>(first);
+        if (WITH_MIN) next_m = load_word<uint4>(second);
     }
     __device__ void open(uint32_t)
     {
@@ -305,7 +303,7 @@ struct k45 {
     float d, dmin, down, down_min;
     __device__ void load(const unsigned char *first, const unsigned char *)
     {
-        raw = load_stream(first);
+        raw = load_word<uint4>(first);
     }
     __device__ void open(uint32_t k)
     {
@@ -347,13 +345,13 @@ template <int N, uint32_t TYPE> struct biased {
     __device__ void load(const unsigned char *first, const unsigned char *second)
     {
         if constexpr (N == 16) {
-            next = load_stream(first);
+            next = load_word<uint4>(first);
         } else {
-            const uint2 v = load_stream8(first);
+            const uint2 v = load_word<uint2>(first);
             next.x = v.x;
             next.y = v.y;
         }
-        half = load_stream2(second);
+        half = load_word<uint16_t>(second);
     }
     __device__ void open(uint32_t k)
     {
@@ -399,8 +397,8 @@ struct q2 {
     float d, dmin, down, down_min;
     __device__ void load(const unsigned char *first, const unsigned char *second)
     {
-        next = load_stream(first);
-        halves = load_stream4(second);
+        next = load_word<uint4>(first);
+        halves = load_word<uint32_t>(second);
     }
     __device__ void open(uint32_t k)
     {
@@ -437,9 +435,9 @@ template <bool NV> struct small_floats {
     __device__ void load(const unsigned char *first, const unsigned char *)
     {
         if constexpr (NV) {
-            next = load_stream(first);
+            next = load_word<uint4>(first);
         } else {
-            const uint2 v = load_stream8(first);
+            const uint2 v = load_word<uint2>(first);
             next.x = v.x;
             next.y = v.y;
         }
@@ -554,40 +552,28 @@ template <uint32_t TYPE> struct step {
         return ROWS ? (lane >> 2) * (strip_bytes / STRIP) + (lane & 3) * 16 : lane * 16;
     }
 
-    template <int V> __device__ __forceinline__ void load_one(const unsigned char *p)
+    /* Starts the copy of the step at p (this lane's place in it) to `room` in shared memory, in the order of planes. */
+    __device__ __forceinline__ void copy(unsigned char *room, const unsigned char *p, int lane) const
     {
-        q[V] =
-            load_stream(ROWS ? p + V / 2 * 64 + (V % 2 == 0 ? 0 : eight_rows) : p + V * LANES * 16);
+        constexpr int SCALES = (BYTES - CODE_BYTES) / 16;
+        static_assert(SCALES <= LANES, "one word of scales for a lane");
+#pragma unroll
+        for (int v = 0; v < NQ; ++v) {
+            const unsigned char *from = ROWS ? p + v / 2 * 64 + (v % 2 == 0 ? 0 : eight_rows) : p + v * LANES * 16;
+            copy16(room + (v * LANES + lane) * 16, from);
+        }
+        if (SCALES > 0 && lane < SCALES) copy16(room + CODE_BYTES + lane * 16, p + CODE_BYTES);
     }
-    /* p: the step, at this lane's place; lane: its number. */
-    __device__ __forceinline__ void load_scales(const unsigned char *p, int lane)
+    /* From a step in the order of planes, in shared or global memory. */
+    __device__ __forceinline__ void load(const unsigned char *room, int lane)
     {
-        if constexpr (H::NONE) return;
+#pragma unroll
+        for (int v = 0; v < NQ; ++v) q[v] = load_word<uint4>(room + (v * LANES + lane) * 16);
         const int row = lane >> 2;
-        const unsigned char *first = p + (CODE_BYTES + row * H::HB - lane * 16);
-        const unsigned char *second = p + (CODE_BYTES + STRIP * H::HB + row * H::HB2 - lane * 16);
+        const unsigned char *first = room + CODE_BYTES + row * H::HB;
+        const unsigned char *second = room + CODE_BYTES + STRIP * H::HB + row * H::HB2;
         h[0].load(first, second);
         h[1].load(first + 8 * H::HB, second + 8 * H::HB2);
-    }
-    template <int V = 0> __device__ __forceinline__ void load_codes(const unsigned char *p)
-    {
-        if constexpr (V < NQ) {
-            load_one<V>(p);
-            load_codes<V + 1>(p);
-        }
-    }
-    __device__ __forceinline__ void load(const unsigned char *p, int lane)
-    {
-        load_codes(p);
-        load_scales(p, lane);
-    }
-    /* Loads what no group above G needs. */
-    template <int G, int V = 0> __device__ __forceinline__ void refill(const unsigned char *p)
-    {
-        if constexpr (V < NQ) {
-            if constexpr (C::template last<V> == G) load_one<V>(p);
-            refill<G, V + 1>(p);
-        }
     }
     __device__ __forceinline__ void open()
     {

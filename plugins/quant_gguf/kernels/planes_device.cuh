@@ -12,34 +12,20 @@
 namespace planes
 {
 
-/* Weights are read once: they shall not push x out of the first cache. */
-__device__ __forceinline__ uint4 load_stream(const void *p)
+/* Starts the copy of 16 bytes to shared memory, past the first cache: weights are read once and shall not push x out of it. */
+__device__ __forceinline__ void copy16(void *to, const void *from)
 {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
+    const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
-__device__ __forceinline__ uint2 load_stream8(const void *p)
+/* Closes a group of copies; waits until at most N groups are under way. */
+__device__ __forceinline__ void close_copies()
 {
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(v.x), "=r"(v.y)
-                 : "l"(p));
-    return v;
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
-__device__ __forceinline__ uint32_t load_stream4(const void *p)
+template <int N> __device__ __forceinline__ void await_copies()
 {
-    uint32_t v;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
-}
-__device__ __forceinline__ uint32_t load_stream2(const void *p)
-{
-    uint16_t v;
-    asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(p));
-    return v;
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 /* A constant in a register, out of the assembler's sight, which would put it into instructions and other constants of those
  * into registers, each time. All lanes take part. */

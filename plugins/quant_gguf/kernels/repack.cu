@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(THREADS) planes_kernel(const rows_out o, int64
     const int64_t strip = o.row / STRIP + item / o.n_steps, at = item % o.n_steps;
     S s;
     s.begin(o.pitch);
-    s.load(o.data + strip * o.pitch + at * S::BYTES + lane * 16, lane);
+    s.load(o.data + strip * o.pitch + at * S::BYTES, lane);
     s.open();
     put_groups<TYPE>(s, o, strip * STRIP, at * S::K, lane);
 }
