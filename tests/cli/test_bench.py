@@ -12,8 +12,9 @@ import time
 from cli_case import BUILD, CLI, ZOO, CliCase, main
 
 HOST = ("-s", "engine.device=cpu", "-s", "kv.dtype=bf16", "--seconds", "0.02", "--samples", "3")
-OPS = {"quant.matmul", "mla.decode", "mla.prefill", "mla.index", "moe.run", "dense.rms", "dense.silu_mul", "dense.add",
-       "dense.rope", "dense.argmax", "dense.topk", "dense.matmul"}
+OPS = {"quant.matmul", "quant.dequantize", "mla.common", "mla.decode", "mla.prefill", "mla.index", "moe.run", "moe.route",
+       "dense.embed", "dense.rms", "dense.layernorm", "dense.silu_mul", "dense.add", "dense.rope", "dense.argmax", "dense.topk",
+       "dense.matmul"}
 FIELDS = {"op", "what", "provider", "us", "us_min", "us_max", "bytes", "flops", "gb_s", "tflop_s", "roof_pct", "roof", "samples",
           "calls", "graph", "cached", "note"}
 
@@ -63,15 +64,15 @@ class Bench(CliCase):
         self.assertEqual((q4["bytes"], q4["flops"]), (96 * 512 // 256 * 144 + 4 * (96 + 512), 2 * 96 * 512))
 
     def test_one_op(self):
-        for op, want in (("mla.decode", {"mla.decode"}), ("mla", {"mla.decode", "mla.prefill", "mla.index"}),
+        for op, want in (("mla.decode", {"mla.decode"}), ("mla", {"mla.common", "mla.decode", "mla.prefill", "mla.index"}),
                          ("dense.add", {"dense.add"})):
             rows = self.rows(self.good_json("bench", "--op", op, *HOST))
             self.assertEqual({r["op"] for r in rows}, want)
-        rows = self.rows(self.good_json("bench", "--op", "quant", "--only", "Q6_K", *HOST))
+        rows = self.rows(self.good_json("bench", "--op", "quant.matmul", "--only", "Q6_K", *HOST))
         self.assertEqual([r["what"] for r in rows], ["Q6_K 96x512, 1 column", "Q6_K 96x512, 8 columns"])
 
     def test_table(self):
-        r = self.good("bench", "--op", "moe", *HOST)
+        r = self.good("bench", "--op", "moe.run", *HOST)
         lines = r.out.decode().splitlines()
         self.assertEqual(lines[1].split()[:3], ["op", "provider", "us"])
         self.assertIn("moe.run", lines)

@@ -5,24 +5,19 @@
  * see; of select 2 D for each index head and key. Caches are filled as the plain layouts "mla.<dtype>.<width>" have
  * them; a provider that offers none of these is not measured.
  * SPDX-License-Identifier: MIT */
-#include "bench_priv.h"
+#include "bench_mla.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK_TOK = 64, C = 512, R = 64 };
+enum { BLOCK_TOK = BENCH_BLOCK_TOK, C = BENCH_C, R = BENCH_R };
 
-struct mla_case {
-    uint32_t heads, rows, kv; /* kv: keys of each row */
-    uint32_t top_k;           /* decode: 0 = all keys */
-};
-
-static const char *dtype_name(uint32_t dtype)
+const char *bench_dtype_name(uint32_t dtype)
 {
     return dtype == BP_DT_F32 ? "f32" : dtype == BP_DT_BF16 ? "bf16" : "f16";
 }
 
-static struct bp_mla_problem problem_of(const struct bench *b, const struct mla_case *c)
+struct bp_mla_problem bench_mla_problem(const struct bench *b, const struct bench_mla_case *c)
 {
     return (struct bp_mla_problem){.h = BP_HDR(struct bp_mla_problem, type_v),
                                    .n_head = c->heads,
@@ -44,13 +39,6 @@ static struct bp_mla_problem problem_of(const struct bench *b, const struct mla_
 }
 
 /* ---- a paged cache and the metadata of a step ---- */
-
-struct cache {
-    struct bp_mla_meta meta;
-    struct bp_mla_decode_meta rows;
-    struct bp_tensor pool;
-    uint64_t token_bytes;
-};
 
 static int32_t ints(struct bench *b, uint64_t n, int32_t **host, const int32_t **dev,
                     struct bp_error *err)
@@ -74,8 +62,8 @@ static int32_t send(struct bench *b, const int32_t *dev, const int32_t *host, ui
     return bench_upload(b, to.out, host, n * sizeof(int32_t), err);
 }
 
-static int32_t make_rows(struct bench *b, const struct mla_case *c, struct cache *k,
-                         struct bp_error *err)
+int32_t bench_mla_rows(struct bench *b, const struct bench_mla_case *c, struct bench_cache *k,
+                       struct bp_error *err)
 {
     const uint32_t per = (c->kv + BLOCK_TOK - 1) / BLOCK_TOK, n = c->rows * per;
     int32_t *table, *pos, *slot, *len, *seq, *keys;
@@ -126,8 +114,8 @@ static int32_t make_rows(struct bench *b, const struct mla_case *c, struct cache
     return BP_OK;
 }
 
-static int32_t make_pool(struct bench *b, const struct mla_case *c, const struct bp_kv_layout *l,
-                         struct cache *k, struct bp_error *err)
+int32_t bench_mla_pool(struct bench *b, const struct bench_mla_case *c,
+                       const struct bp_kv_layout *l, struct bench_cache *k, struct bp_error *err)
 {
     const uint64_t n = (uint64_t)c->rows * k->meta.table_stride;
     k->token_bytes = l->token_bytes;
@@ -148,7 +136,7 @@ static int32_t plain_layout(layouts_fn *layouts, void *self, const struct bp_mla
                             struct bp_error *err)
 {
     char name[32];
-    snprintf(name, sizeof name, "%s.%s.%u", family, dtype_name(p->kv_dtype), width);
+    snprintf(name, sizeof name, "%s.%s.%u", family, bench_dtype_name(p->kv_dtype), width);
     for (uint32_t i = 0; i < 64; ++i) {
         *out = (struct bp_kv_layout){.h = BP_HDR(struct bp_kv_layout, name)};
         if (layouts(self, p, i, out) != BP_OK) break;
@@ -157,8 +145,8 @@ static int32_t plain_layout(layouts_fn *layouts, void *self, const struct bp_mla
     return bench_fail(err, BP_DECLINED, "layout", "no provider writes the layout %s", name);
 }
 
-static int32_t latent_layout(struct bench *b, struct bp_mla_problem *p, struct bp_kv_layout *out,
-                             struct bench_row *row, struct bp_error *err)
+int32_t bench_mla_latent(struct bench *b, struct bp_mla_problem *p, struct bp_kv_layout *out,
+                         struct bench_row *row, struct bp_error *err)
 {
     struct bp_op_choice common;
     BP_TRY(bench_choose(b, "mla.common", p, &common, row, err));
@@ -174,7 +162,7 @@ static int32_t latent_layout(struct bench *b, struct bp_mla_problem *p, struct b
 struct decode_work {
     const struct bp_mla_decode_ops *vt;
     void *self;
-    struct cache cache;
+    struct bench_cache cache;
     struct bp_tensor q, out, idx, idx_len;
 };
 
@@ -201,7 +189,7 @@ static int32_t call_decode(void *arg, const struct bp_launch *l, uint32_t i, str
 }
 
 /* top_k positions, evenly spread with a random first, as slots. */
-static int32_t make_index(struct bench *b, const struct mla_case *c, struct decode_work *d,
+static int32_t make_index(struct bench *b, const struct bench_mla_case *c, struct decode_work *d,
                           struct bp_error *err)
 {
     const struct bp_mla_meta *m = &d->cache.meta;
@@ -230,10 +218,10 @@ static int32_t make_index(struct bench *b, const struct mla_case *c, struct deco
     return BP_OK;
 }
 
-static int32_t decode_case(struct bench *b, const struct mla_case *c, struct bench_row *row,
+static int32_t decode_case(struct bench *b, const struct bench_mla_case *c, struct bench_row *row,
                            struct bp_error *err)
 {
-    struct bp_mla_problem p = problem_of(b, c);
+    struct bp_mla_problem p = bench_mla_problem(b, c);
     struct bp_kv_layout layout;
     struct decode_work d = {0};
     struct bench_work w = {.problem = &p,
@@ -242,12 +230,12 @@ static int32_t decode_case(struct bench *b, const struct mla_case *c, struct ben
                            .arg = &d,
                            .n_turns = 1,
                            .host_lengths = true};
-    BP_TRY(latent_layout(b, &p, &layout, row, err));
+    BP_TRY(bench_mla_latent(b, &p, &layout, row, err));
     BP_TRY(bench_choose(b, "mla.decode", &p, &w.choice, row, err));
     d.vt = (const struct bp_mla_decode_ops *)(const void *)w.choice.op.vt;
     d.self = w.choice.op.self;
-    BP_TRY(make_rows(b, c, &d.cache, err));
-    BP_TRY(make_pool(b, c, &layout, &d.cache, err));
+    BP_TRY(bench_mla_rows(b, c, &d.cache, err));
+    BP_TRY(bench_mla_pool(b, c, &layout, &d.cache, err));
     BP_TRY(make_index(b, c, &d, err));
     BP_TRY(bench_tensor(b, b->act, 3, (int64_t[]){c->rows, c->heads, C + R}, 1.0, &d.q, err));
     BP_TRY(bench_tensor(b, b->act, 3, (int64_t[]){c->rows, c->heads, C}, 0.0, &d.out, err));
@@ -261,21 +249,21 @@ static int32_t decode_case(struct bench *b, const struct mla_case *c, struct ben
 
 int32_t bench_mla_decode(struct bench *b, struct bp_error *err)
 {
-    static const struct mla_case full[] = {
+    static const struct bench_mla_case full[] = {
         {16, 1, 4096, 0},      {16, 1, 65536, 0},     {16, 8, 16384, 0},    {16, 32, 4096, 0},
         {16, 128, 4096, 0},    {16, 128, 16384, 0},   {128, 1, 4096, 0},    {128, 1, 65536, 0},
         {128, 32, 4096, 0},    {128, 128, 4096, 0},   {128, 128, 16384, 0}, {64, 128, 4096, 0},
         {128, 1, 65536, 2048}, {128, 32, 16384, 2048}};
-    static const struct mla_case small[] = {{4, 1, 100, 0}, {4, 2, 256, 0}, {4, 2, 256, 64}};
-    const struct mla_case *cases = b->o->small ? small : full;
+    static const struct bench_mla_case small[] = {{4, 1, 100, 0}, {4, 2, 256, 0}, {4, 2, 256, 64}};
+    const struct bench_mla_case *cases = b->o->small ? small : full;
     const size_t n = b->o->small ? BENCH_LEN(small) : BENCH_LEN(full), mark = b->n_blocks;
     struct bench_row row;
     for (size_t i = 0; i < n; ++i) {
-        const struct mla_case *c = &cases[i];
+        const struct bench_mla_case *c = &cases[i];
         char sparse[32] = "";
         if (c->top_k != 0) snprintf(sparse, sizeof sparse, ", %u chosen", c->top_k);
         if (!bench_begin(b, &row, "mla.decode", "%u heads, %u row%s, kv %u%s, %s", c->heads,
-                         c->rows, c->rows == 1 ? "" : "s", c->kv, sparse, dtype_name(b->kv)))
+                         c->rows, c->rows == 1 ? "" : "s", c->kv, sparse, bench_dtype_name(b->kv)))
             continue;
         const int32_t rc = decode_case(b, c, &row, err);
         bench_free_to(b, mark);
@@ -364,8 +352,8 @@ static int32_t prefill_case(struct bench *b, const struct prefill_case *c, struc
                             struct bp_error *err)
 {
     enum { P = 128, V = 128 };
-    const struct mla_case sizes = {c->heads, c->n_q, c->n_k, 0};
-    struct bp_mla_problem p = problem_of(b, &sizes);
+    const struct bench_mla_case sizes = {c->heads, c->n_q, c->n_k, 0};
+    struct bp_mla_problem p = bench_mla_problem(b, &sizes);
     struct bp_kv_layout layout;
     struct prefill_work d = {.context = c->context};
     struct bench_work w = {
@@ -373,7 +361,7 @@ static int32_t prefill_case(struct bench *b, const struct prefill_case *c, struc
     const int64_t h = c->heads, nq = c->n_q, nk = c->n_k;
     p.max_seqs = 1;
     p.need_lse = 1;
-    BP_TRY(latent_layout(b, &p, &layout, row, err));
+    BP_TRY(bench_mla_latent(b, &p, &layout, row, err));
     BP_TRY(bench_choose(b, "mla.prefill", &p, &w.choice, row, err));
     d.vt = (const struct bp_mla_prefill_ops *)(const void *)w.choice.op.vt;
     d.self = w.choice.op.self;
@@ -417,7 +405,7 @@ int32_t bench_mla_prefill(struct bench *b, struct bp_error *err)
 struct select_work {
     const struct bp_mla_index_ops *vt;
     void *self;
-    struct cache cache;
+    struct bench_cache cache;
     struct bp_tensor q, w, idx, idx_len;
     uint32_t top_k;
     float scale;
@@ -439,10 +427,10 @@ static int32_t call_select(void *arg, const struct bp_launch *l, uint32_t i, str
     return s->vt->select(s->self, l, &a, err);
 }
 
-static int32_t select_case(struct bench *b, const struct mla_case *c, uint32_t width,
+static int32_t select_case(struct bench *b, const struct bench_mla_case *c, uint32_t width,
                            struct bench_row *row, struct bp_error *err)
 {
-    struct bp_mla_problem p = problem_of(b, c);
+    struct bp_mla_problem p = bench_mla_problem(b, c);
     struct bp_kv_layout latent, layout;
     struct select_work s = {.top_k = c->top_k,
                             .scale = (float)(1.0 / sqrt((double)c->heads * width))};
@@ -451,14 +439,14 @@ static int32_t select_case(struct bench *b, const struct mla_case *c, uint32_t w
     p.n_head = 128;
     p.n_index_head = c->heads;
     p.index_dim = width;
-    BP_TRY(latent_layout(b, &p, &latent, row, err));
+    BP_TRY(bench_mla_latent(b, &p, &latent, row, err));
     BP_TRY(bench_choose(b, "mla.index", &p, &w.choice, row, err));
     s.vt = (const struct bp_mla_index_ops *)(const void *)w.choice.op.vt;
     s.self = w.choice.op.self;
     BP_TRY(plain_layout(s.vt->layouts, s.self, &p, "mla.index", width, &layout, err));
     p.index_layout_id = layout.id;
-    BP_TRY(make_rows(b, c, &s.cache, err));
-    BP_TRY(make_pool(b, c, &layout, &s.cache, err));
+    BP_TRY(bench_mla_rows(b, c, &s.cache, err));
+    BP_TRY(bench_mla_pool(b, c, &layout, &s.cache, err));
     BP_TRY(bench_tensor(b, b->act, 3, (int64_t[]){c->rows, c->heads, width}, 1.0, &s.q, err));
     BP_TRY(bench_tensor(b, BP_DT_F32, 2, (int64_t[]){c->rows, c->heads}, 1.0, &s.w, err));
     BP_TRY(bench_tensor(b, BP_DT_I32, 2, (int64_t[]){c->rows, c->top_k}, 0.0, &s.idx, err));
@@ -474,18 +462,18 @@ static int32_t select_case(struct bench *b, const struct mla_case *c, uint32_t w
 
 int32_t bench_mla_index(struct bench *b, struct bp_error *err)
 {
-    static const struct mla_case full[] = {{64, 1, 16384, 2048},
-                                           {64, 1, 65536, 2048},
-                                           {64, 32, 16384, 2048},
-                                           {64, 128, 16384, 2048},
-                                           {32, 32, 16384, 2048}};
-    static const struct mla_case small[] = {{4, 2, 200, 64}};
-    const struct mla_case *cases = b->o->small ? small : full;
+    static const struct bench_mla_case full[] = {{64, 1, 16384, 2048},
+                                                 {64, 1, 65536, 2048},
+                                                 {64, 32, 16384, 2048},
+                                                 {64, 128, 16384, 2048},
+                                                 {32, 32, 16384, 2048}};
+    static const struct bench_mla_case small[] = {{4, 2, 200, 64}};
+    const struct bench_mla_case *cases = b->o->small ? small : full;
     const size_t n = b->o->small ? BENCH_LEN(small) : BENCH_LEN(full), mark = b->n_blocks;
     const uint32_t width = b->o->small ? 64 : 128;
     struct bench_row row;
     for (size_t i = 0; i < n; ++i) {
-        const struct mla_case *c = &cases[i];
+        const struct bench_mla_case *c = &cases[i];
         if (!bench_begin(b, &row, "mla.index", "%u index heads, %u row%s, kv %u, %u chosen",
                          c->heads, c->rows, c->rows == 1 ? "" : "s", c->kv, c->top_k))
             continue;

@@ -7,8 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* How many copies of something of n bytes exceed the last cache threefold, so that its next turn finds nothing there. */
-static uint32_t turns_of(const struct bench *b, uint64_t n)
+uint32_t bench_turns(const struct bench *b, uint64_t n)
 {
     enum { MOST = 48 };
     const uint64_t want = 3 * (uint64_t)b->dev->l2_bytes / (n + 1) + 1;
@@ -73,6 +72,16 @@ static int32_t call_dense(void *arg, const struct bp_launch *l, uint32_t i, stru
                                             .y = d->y,
                                             .eps = 1e-6f};
         return d->vt->rms(d->self, l, &a, err);
+    }
+    case BP_DENSE_OP_LAYERNORM: {
+        const struct bp_dense_layernorm_args a = {
+            .h = BP_HDR(struct bp_dense_layernorm_args, reserved),
+            .x = d->x,
+            .w = d->w,
+            .b = d->w,
+            .y = d->y,
+            .eps = 1e-6f};
+        return d->vt->layernorm(d->self, l, &a, err);
     }
     case BP_DENSE_OP_ROPE: {
         const struct bp_dense_rope_args a = {.h = BP_HDR(struct bp_dense_rope_args, reserved),
@@ -210,7 +219,7 @@ static int32_t quant_prepare(struct bench *b, const struct quant_case *c, struct
     BP_TRY(bench_choose(b, "quant", &p, choice, row, err));
     q->vt = (const struct bp_quant_ops *)(const void *)choice->op.vt;
     q->self = choice->op.self;
-    const uint32_t n = turns_of(b, bench_weight_bytes(c->type, c->cols, c->rows, 1));
+    const uint32_t n = bench_turns(b, bench_weight_bytes(c->type, c->cols, c->rows, 1));
     for (q->n = 0; q->n < n; ++q->n) {
         if (q->n == 0 || b->on_host) BP_TRY(bench_raw(b, c->type, c->cols, c->rows, 1, &raw, err));
         BP_TRY(q->vt->prepare(q->self, &raw, &q->weight[q->n], NULL, err));
@@ -472,6 +481,7 @@ static int32_t dense_run(struct bench *b, const struct dense_case *c, struct ben
                          struct bp_error *err)
 {
     const bool top = c->op == BP_DENSE_OP_ARGMAX || c->op == BP_DENSE_OP_TOPK;
+    const bool norm = c->op == BP_DENSE_OP_RMS || c->op == BP_DENSE_OP_LAYERNORM;
     const uint32_t in =
         top || c->op == BP_DENSE_OP_RMS || c->op == BP_DENSE_OP_ADD ? BP_DT_F32 : b->act;
     const uint32_t out = top || c->op == BP_DENSE_OP_ADD ? BP_DT_F32 : b->act;
@@ -506,8 +516,8 @@ static int32_t dense_run(struct bench *b, const struct dense_case *c, struct ben
     BP_TRY(bench_tensor(b, in, 2, (int64_t[]){n, width}, 1.0, &d.z, err));
     BP_TRY(bench_tensor(b, BP_DT_F32, 1, (int64_t[]){width}, 1.0, &d.w, err));
     BP_TRY(bench_tensor(b, out, 2, (int64_t[]){n, width}, 0.0, &d.y, err));
-    row->bytes = (double)n * (double)width * (si * (c->op == BP_DENSE_OP_RMS ? 1.0 : 2.0) + so);
-    row->flops = (double)n * (double)width * (c->op == BP_DENSE_OP_RMS ? 4.0 : 1.0);
+    row->bytes = (double)n * (double)width * (si * (norm ? 1.0 : 2.0) + so);
+    row->flops = (double)n * (double)width * (norm ? 4.0 : 1.0);
     return measure_dense(b, &p, &d, row, err);
 }
 
@@ -517,6 +527,7 @@ int32_t bench_dense(struct bench *b, struct bp_error *err)
         {"dense.rms", BP_DENSE_OP_RMS, 1, 7168, 1},
         {"dense.rms", BP_DENSE_OP_RMS, 512, 7168, 1},
         {"dense.rms", BP_DENSE_OP_RMS, 8192, 7168, 1},
+        {"dense.layernorm", BP_DENSE_OP_LAYERNORM, 8192, 128, 1},
         {"dense.silu_mul", BP_DENSE_OP_SILU_MUL, 512, 18432, 1},
         {"dense.silu_mul", BP_DENSE_OP_SILU_MUL, 8192, 18432, 1},
         {"dense.add", BP_DENSE_OP_ADD, 8192, 7168, 1},
@@ -524,6 +535,7 @@ int32_t bench_dense(struct bench *b, struct bp_error *err)
         {"dense.argmax", BP_DENSE_OP_ARGMAX, 128, 129280, 1},
         {"dense.topk", BP_DENSE_OP_TOPK, 128, 129280, 40}};
     static const struct dense_case small[] = {{"dense.rms", BP_DENSE_OP_RMS, 4, 256, 1},
+                                              {"dense.layernorm", BP_DENSE_OP_LAYERNORM, 4, 128, 1},
                                               {"dense.silu_mul", BP_DENSE_OP_SILU_MUL, 4, 256, 1},
                                               {"dense.add", BP_DENSE_OP_ADD, 4, 256, 1},
                                               {"dense.rope", BP_DENSE_OP_ROPE, 4, 64, 1},

@@ -12,6 +12,9 @@ int32_t bench_fail(struct bp_error *err, int32_t code, const char *where, const 
 /* Notes a block that bench_free_to gives back. */
 int32_t bench_keep(struct bench *b, void *p, uint32_t mem, uint64_t n, struct bp_error *err);
 
+/* How many copies of something of n bytes exceed the last cache threefold, so that its next turn finds nothing there. */
+uint32_t bench_turns(const struct bench *b, uint64_t n);
+
 /* Normal numbers of this size as blocks of `type`. */
 int32_t bench_fill_blocks(uint64_t *seed, uint32_t type, double size, unsigned char *dst, uint64_t n_bytes,
                           struct bp_error *err);

@@ -328,32 +328,31 @@ int32_t bench_end(struct bench *b, struct bench_row *row, int32_t rc, struct bp_
 int32_t bench_all(struct bench *b, struct bp_error *err)
 {
     static const struct {
-        const char *op;
+        const char *op; /* bench_dense has several: bench_begin tells them apart */
         int32_t (*run)(struct bench *b, struct bp_error *err);
-    } all[] = {{"quant.matmul", bench_quant},
-               {"mla.decode", bench_mla_decode},
-               {"mla.prefill", bench_mla_prefill},
-               {"mla.index", bench_mla_index},
-               {"moe.run", bench_moe},
-               {"dense.rms", bench_dense},
-               {"dense.silu_mul", NULL},
-               {"dense.add", NULL},
-               {"dense.rope", NULL},
-               {"dense.argmax", NULL},
-               {"dense.topk", NULL},
-               {"dense.matmul", NULL}};
+    } all[] = {{"quant.matmul", bench_quant},    {"quant.dequantize", bench_dequantize},
+               {"mla.decode", bench_mla_decode}, {"mla.prefill", bench_mla_prefill},
+               {"mla.index", bench_mla_index},   {"mla.common", bench_mla_common},
+               {"moe.run", bench_moe},           {"moe.route", bench_route},
+               {"dense.embed", bench_embed},     {"dense.rms", bench_dense},
+               {"dense.layernorm", bench_dense}, {"dense.silu_mul", bench_dense},
+               {"dense.add", bench_dense},       {"dense.rope", bench_dense},
+               {"dense.argmax", bench_dense},    {"dense.topk", bench_dense},
+               {"dense.matmul", bench_dense}};
     bool known = false, dense = false;
     for (size_t i = 0; i < BENCH_LEN(all); ++i) known |= bench_wants(b, all[i].op);
     if (!known)
-        return bench_fail(err, BP_E_ARG, "--op",
-                          "there is no op '%.40s' to measure; quant.matmul, mla.decode, "
-                          "mla.prefill, mla.index, moe.run, dense (rms, silu_mul, add, rope, "
-                          "argmax, topk, matmul) exist",
-                          b->o->op);
+        return bench_fail(
+            err, BP_E_ARG, "--op",
+            "there is no op '%.40s' to measure; quant.matmul, quant.dequantize, "
+            "mla.decode, mla.prefill, mla.index, mla.common, moe.run, moe.route and "
+            "dense (embed, rms, layernorm, silu_mul, add, rope, argmax, topk, matmul) "
+            "exist",
+            b->o->op);
     BP_TRY(bench_ceilings(b, err));
     for (size_t i = 0; i < BENCH_LEN(all); ++i) {
         if (!bench_wants(b, all[i].op)) continue;
-        if (strncmp(all[i].op, "dense", 5) != 0)
+        if (all[i].run != bench_dense)
             BP_TRY(all[i].run(b, err));
         else
             dense = true;

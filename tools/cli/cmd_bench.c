@@ -10,7 +10,7 @@
 // clang-format off
 static const struct cli_option options[] = {
     {"op",      0,  CLI_TEXT,   "OP", NULL, NULL, 0, 0,
-     "Only this op: quant.matmul, mla.decode, mla.prefill, mla.index, moe.run, dense.rms, ..., or all of one slot: mla, dense."},
+     "Only this op, as quant.matmul or dense.rms, or all of one slot: quant, mla, mla.decode, moe, dense."},
     {"only",    0,  CLI_TEXT,   "TEXT", NULL, NULL, 0, 0, "Only rows whose description holds this text, as \"Q4_K\"."},
     {"sizes",   0,  CLI_TEXT,   "WORD", "auto", NULL, 0, 0,
      "full: as in large models; small: for a CPU; auto: full on a GPU."},
