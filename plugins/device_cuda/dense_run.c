@@ -8,10 +8,15 @@ static struct dc_rows rows_of(const struct bp_tensor *t)
     return (struct dc_rows){.data = t->data, .stride = t->stride[0], .dtype = t->dtype};
 }
 
-/* May memory be moved n elements at a time: rows at multiples of them, whatever the dtype? */
+/* May memory be moved n elements at a time: rows at multiples of them, whatever the dtype? A single row's stride counts too: the
+ * two ways add in different orders, and a row alone shall take the way that it takes among others. */
 static int is_wide(const struct bp_tensor *t, uint64_t n)
 {
-    return bp_cuda_aligned(t, n * (uint64_t)bp_dtype_bytes(t->dtype));
+    const uint64_t unit = n * (uint64_t)bp_dtype_bytes(t->dtype);
+    for (uint32_t d = 0; d + 1 < t->ndim && d < 4; ++d) {
+        if (t->stride[d] % (int64_t)n != 0) return 0;
+    }
+    return ((uintptr_t)t->data & (unit - 1)) == 0;
 }
 
 static int same_rows(const struct bp_tensor *a, const struct bp_tensor *b)
