@@ -158,10 +158,12 @@ static cudaDataType_t blas_type(uint32_t dtype)
 /* Rows of a weight as cuBLAS takes them, in the dtype of x. */
 struct rows {
     const void *data;
-    int64_t ld; /* elements from row to row */
+    int64_t ld;  /* elements from row to row */
+    float scale; /* that is still to be applied */
 };
 
-/* Decoded into the slab, or where they lie if they are such already. */
+/* Decoded into the slab, or where they lie if they are such already. What is decoded is scaled before it is rounded, as the
+ * weights themselves are. */
 static int32_t rows_of(const struct call *c, uint32_t i, uint32_t dtype, int64_t row, int64_t n,
                        struct rows *out)
 {
@@ -171,19 +173,16 @@ static int32_t rows_of(const struct call *c, uint32_t i, uint32_t dtype, int64_t
                         : w->type == BP_GGUF_BF16 ? BP_DT_BF16
                                                   : BP_DT_NONE;
     if (is == dtype) {
+        out->scale = w->scale;
         out->ld = w->pitch / bp_dtype_bytes(dtype);
         out->data = w->data + row * w->pitch + w->skip * bp_dtype_bytes(dtype);
         return BP_OK;
     }
+    out->scale = 1.0f;
     out->ld = plan_slab_ld(c->cols);
     out->data = c->s.slab;
-    const struct qg_dequant d = {.w = w,
-                                 .y = c->s.slab,
-                                 .row = row,
-                                 .n_rows = n,
-                                 .y_stride = out->ld,
-                                 .y_dtype = dtype,
-                                 .unscaled = 1};
+    const struct qg_dequant d = {
+        .w = w, .y = c->s.slab, .row = row, .n_rows = n, .y_stride = out->ld, .y_dtype = dtype};
     return launched(c, qg_dequant_launch(&d, c->l->stream));
 }
 
@@ -191,7 +190,6 @@ static int32_t rows_of(const struct call *c, uint32_t i, uint32_t dtype, int64_t
 static int32_t multiply(const struct call *c, const struct bp_tensor *x, uint32_t i, int64_t row,
                         int64_t n, void *y, int64_t y_ld, uint32_t y_dtype)
 {
-    const float scale = c->w[i]->scale;
     const uint32_t parts = c->low != 0 ? 2 : 1;
     struct rows w;
     BP_TRY(rows_of(c, i, x->dtype, row, n, &w));

@@ -74,7 +74,7 @@ struct qg_dequant {
     void *y;
     int64_t row, n_rows, y_stride;
     uint32_t y_dtype;
-    uint32_t unscaled; /* 1: without the weight's scale */
+    uint32_t reserved;
 };
 int32_t qg_dequant_launch(const struct qg_dequant *d, void *stream);
 

@@ -212,7 +212,7 @@ extern "C" int32_t qg_dequant_launch(const qg_dequant *d, void *stream)
                          reinterpret_cast<uintptr_t>(d->y) % 16 == 0;
     const rows_out o = {w.data, d->y,       w.pitch,           w.n_steps,
                         d->row, d->n_rows,  d->y_stride,       w.skip,
-                        w.cols, d->y_dtype, aligned ? 1u : 0u, d->unscaled != 0 ? 1.0f : w.scale};
+                        w.cols, d->y_dtype, aligned ? 1u : 0u, w.scale};
     if (w.layout == QG_PLANES) {
 #define QG_RUN(TYPE) from_planes<TYPE>(o, s)
         switch (w.type) {
