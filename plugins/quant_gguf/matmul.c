@@ -198,7 +198,7 @@ static int32_t multiply(const struct call *c, const struct bp_tensor *x, uint32_
         const void *from =
             (const unsigned char *)x->data + (int64_t)p * c->low * bp_dtype_bytes(x->dtype);
         const cublasStatus_t s = cublasGemmEx(
-            c->o->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)c->n_tok, (int)c->cols, &scale,
+            c->o->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)c->n_tok, (int)c->cols, &w.scale,
             w.data, blas_type(x->dtype), (int)w.ld, from, blas_type(x->dtype), (int)x->stride[0],
             &keep, y, blas_type(y_dtype), (int)y_ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
         if (s == CUBLAS_STATUS_SUCCESS) continue;
