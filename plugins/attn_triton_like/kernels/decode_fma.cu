@@ -65,19 +65,27 @@ __device__ void load_tile(const places &p, const attn_decode &a, const row_keys 
     }
 }
 
-/* Partial scores of this warp's slice of the width: parts[warp][head][lane]. */
+/* Partial scores of this warp's slice of the width: parts[warp][head][lane]. In blocks, as a sum over all of it would lose
+ * digits. */
 __device__ void partial_scores(const places &p, int width, int lane, int warp)
 {
+    constexpr int BLOCK = 24;
     const int each = (width + WARPS - 1) / WARPS, begin = warp * each;
     const int end = begin + each < width ? begin + each : width;
-    float acc[HEADS] = {};
     const float *key = p.keys + lane * p.pitch;
-    for (int i = begin; i < end; ++i) {
-        const float k = key[i];
-        const float4 lo = *reinterpret_cast<const float4 *>(p.q + i * HEADS);
-        const float4 hi = *reinterpret_cast<const float4 *>(p.q + i * HEADS + 4);
-        acc[0] += lo.x * k, acc[1] += lo.y * k, acc[2] += lo.z * k, acc[3] += lo.w * k;
-        acc[4] += hi.x * k, acc[5] += hi.y * k, acc[6] += hi.z * k, acc[7] += hi.w * k;
+    float acc[HEADS] = {};
+    for (int i0 = begin; i0 < end; i0 += BLOCK) {
+        const int last = i0 + BLOCK < end ? i0 + BLOCK : end;
+        float part[HEADS] = {};
+        for (int i = i0; i < last; ++i) {
+            const float k = key[i];
+            const float4 lo = *reinterpret_cast<const float4 *>(p.q + i * HEADS);
+            const float4 hi = *reinterpret_cast<const float4 *>(p.q + i * HEADS + 4);
+            part[0] += lo.x * k, part[1] += lo.y * k, part[2] += lo.z * k, part[3] += lo.w * k;
+            part[4] += hi.x * k, part[5] += hi.y * k, part[6] += hi.z * k, part[7] += hi.w * k;
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h) acc[h] += part[h];
     }
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) p.parts[(warp * HEADS + h) * TILE + lane] = acc[h];

@@ -41,24 +41,31 @@ __device__ void load_tile(float *dst, int pitch, const attn_rows &t, int64_t fir
 }
 static_assert(TILE == ROWS, "queries, keys and values come the same way");
 
-/* Scores of MINE queries with the key of this lane; four sums each, because one alone loses digits that show in f32. */
+/* Scores of MINE queries with the key of this lane. A sum over a whole head would lose digits that show in f32, so BLOCK
+ * numbers at a time are summed, in four parts, and added up. */
 __device__ void scores_of(float (&s)[MINE], const float *q, int pitch, const float *key, int n)
 {
-    float part[MINE][4] = {};
+    constexpr int BLOCK = 32;
+#pragma unroll
+    for (int r = 0; r < MINE; ++r) s[r] = 0.0f;
+    for (int i0 = 0; i0 < n; i0 += BLOCK) {
+        const int end = i0 + BLOCK < n ? i0 + BLOCK : n;
+        float part[MINE][4] = {};
 #pragma unroll 2
-    for (int i = 0; i < n; i += 4) {
-        const float k0 = key[i], k1 = key[i + 1], k2 = key[i + 2], k3 = key[i + 3];
+        for (int i = i0; i < end; i += 4) {
+            const float k0 = key[i], k1 = key[i + 1], k2 = key[i + 2], k3 = key[i + 3];
 #pragma unroll
-        for (int r = 0; r < MINE; ++r) {
-            const float4 v = *reinterpret_cast<const float4 *>(q + r * pitch + i);
-            part[r][0] += v.x * k0;
-            part[r][1] += v.y * k1;
-            part[r][2] += v.z * k2;
-            part[r][3] += v.w * k3;
+            for (int r = 0; r < MINE; ++r) {
+                const float4 v = *reinterpret_cast<const float4 *>(q + r * pitch + i);
+                part[r][0] += v.x * k0;
+                part[r][1] += v.y * k1;
+                part[r][2] += v.z * k2;
+                part[r][3] += v.w * k3;
+            }
         }
-    }
 #pragma unroll
-    for (int r = 0; r < MINE; ++r) s[r] = (part[r][0] + part[r][1]) + (part[r][2] + part[r][3]);
+        for (int r = 0; r < MINE; ++r) s[r] += (part[r][0] + part[r][1]) + (part[r][2] + part[r][3]);
+    }
 }
 
 /* DIMS: dimensions of v that a lane adds up. */
