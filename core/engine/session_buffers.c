@@ -178,6 +178,10 @@ static int32_t allocate_workspaces(struct bp_session *s, struct bp_error *err)
     if (host_bytes > 0) /* as large as the device's, whose size every launch tells */
         BP_TRY(bpi_session_alloc(s, BP_MEM_PINNED, s->scratch_bytes, &s->memory.scratch,
                                  &s->host_scratch, err));
+    if (bpi_mirror_near(s) && s->lender->scratch_bytes >= s->scratch_bytes) {
+        s->scratch = s->lender->scratch; /* their calls come one after the other, each waited for */
+        return BP_OK;
+    }
     return bpi_session_alloc(s, BP_MEM_DEVICE, s->scratch_bytes, &s->memory.scratch, &s->scratch,
                              err);
 }

@@ -344,6 +344,12 @@ int32_t bpi_time_end(struct bp_session *s, const struct bpi_bound *op, double *u
 void bpi_time_close(struct bp_session *s);
 
 /* ---- mirror_weights.c ---- */
+/* A mirror whose lender is on the same device. */
+static inline bool bpi_mirror_near(const struct bp_session *s)
+{
+    return s->lender != NULL && s->lender->device.kind == s->device.kind &&
+           s->lender->device.ordinal == s->device.ordinal;
+}
 /* How many bytes of weights a mirror may keep beyond their layer; nothing for other sessions. */
 int32_t bpi_mirror_budget(struct bp_session *b, struct bp_error *err);
 

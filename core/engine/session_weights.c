@@ -45,8 +45,7 @@ static bool is_lent(const struct bp_session *s, const struct place *own,
                     const struct place *lenders)
 {
     const struct bp_session *l = s->lender;
-    return l != NULL && l->model == s->model && l->device.kind == s->device.kind &&
-           l->device.ordinal == s->device.ordinal && *lenders->handle != NULL &&
+    return bpi_mirror_near(s) && l->model == s->model && *lenders->handle != NULL &&
            own->owned->layout_id != 0 && own->owned->layout_id == lenders->owned->layout_id &&
            own->op->ref.vt == lenders->op->ref.vt;
 }
