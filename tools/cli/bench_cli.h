@@ -12,6 +12,7 @@ struct bench_print {
     char op[24];  /* of the last row of the table */
     const char *device; /* its name, the first line */
     bool begun;
+    uint32_t n_measured; /* rows with numbers, ceilings aside */
     struct bench_row held[2]; /* ceilings, printed with the first row after them: refusals print nothing else */
     uint32_t n_held;
 };

@@ -187,6 +187,11 @@ static int32_t emit_layer(struct bench *b, struct bench_print *p, const struct b
 static void tell_estimate(struct cli *c, const struct bench_shape *s, const struct bench_run *r,
                           double decode_us, double prefill_us)
 {
+    if (!c->json && (isnan(decode_us) || isnan(prefill_us))) {
+        printf("no estimate for all %u layers of %s: these are too short to tell apart\n",
+               s->n_layer, s->name);
+        return;
+    }
     if (!c->json) {
         printf("estimate for all %u layers of %s, from these: prefill %.1f tokens/s, decode %.1f "
                "tokens/s\n",
@@ -200,6 +205,14 @@ static void tell_estimate(struct cli *c, const struct bench_shape *s, const stru
     json_object_set_new(o, "decode_tok_s", cli_json_real(r->seqs * 1e6 / decode_us));
     json_object_set_new(o, "prefill_tok_s", cli_json_real(r->prefill * 1e6 / prefill_us));
     json_object_set_new(c->out, "estimate", o);
+}
+
+/* NaN where a layer is too short to tell from the rest of a step. */
+static double whole(double measured, double more_moe, double moe_us, double more_dense,
+                    double dense_us)
+{
+    return moe_us > 0.0 && dense_us > 0.0 ? measured + more_moe * moe_us + more_dense * dense_us
+                                          : NAN;
 }
 
 static int32_t measure_shape(struct cli *c, struct bench *b, struct bench_print *p)
@@ -230,8 +243,8 @@ static int32_t measure_shape(struct cli *c, struct bench *b, struct bench_print 
     say_speeds(c, &all.t, &r);
     const double more_moe = (double)s->n_layer - s->n_dense - (layers - 1.0);
     const double more_dense = s->n_dense - 1.0;
-    tell_estimate(c, s, &r, all.t.decode_us + more_moe * moe_us + more_dense * dense_us,
-                  all.t.prefill_us + more_moe * moe_pre + more_dense * dense_pre);
+    tell_estimate(c, s, &r, whole(all.t.decode_us, more_moe, moe_us, more_dense, dense_us),
+                  whole(all.t.prefill_us, more_moe, moe_pre, more_dense, dense_pre));
     return BP_OK;
 }
 

@@ -81,11 +81,13 @@ static void print_row(struct bench_print *p, const struct bench_row *r)
 int32_t bench_print_row(void *ctx, const struct bench_row *r)
 {
     struct bench_print *p = ctx;
+    const bool ceiling = strncmp(r->op, "ceiling.", 8) == 0;
+    if (!ceiling && !isnan(r->us)) p->n_measured++;
     if (p->rows != NULL) {
         json_array_append_new(p->rows, row_json(r));
         return BP_OK;
     }
-    if (strncmp(r->op, "ceiling.", 8) == 0 && p->n_held < 2) {
+    if (ceiling && p->n_held < 2) {
         p->held[p->n_held++] = *r;
         return BP_OK;
     }
@@ -156,6 +158,7 @@ static int32_t cmd_bench(struct cli *c)
     c->computing = rc == BP_OK;
     if (rc == BP_OK) rc = run_bench(c, &b, &p, &o);
     bench_close(&b);
+    c->answer_no = rc == BP_OK && p.n_measured == 0;
     if (rc == BP_OK && c->json)
         json_object_set_new(c->out, "rows", p.rows);
     else
@@ -184,7 +187,8 @@ const struct cli_command cli_cmd_bench = {
         "that repeat and take no host memory; two smaller models tell what a dense and an MoE "
         "layer "
         "take, and from these the whole model is estimated. The cache's bytes are not counted.\n\n"
-        "An op that nobody serves on the device is a row with the reason instead of numbers.\n\n"
+        "An op that nobody serves on the device is a row with the reason instead of numbers; the "
+        "exit status is 1 when no row has any.\n\n"
         "JSON: device, ceilings {copy_gb_s, matmul_tflop_s}, rows[] {op, what, provider, us, "
         "us_min, us_max, bytes, flops, gb_s, tflop_s, roof_pct, roof, samples, calls, graph, "
         "cached, note}; with a model also model {prefill_tok_s, decode_tok_s, prefill, seqs}, "
