@@ -78,7 +78,7 @@ static void keep(struct out *o, const float *v, size_t n)
 static void decode_step(struct rig *r, const int32_t *ids, uint32_t n, uint32_t mask, struct out *o)
 {
     struct bp_error err = BP_ERROR_INIT;
-    struct bp_step_item it[5];
+    struct bp_step_item it[5] = {{.seq = 0}};
     for (uint32_t i = 0; i < n; ++i) it[i] = item(i, ids + i, 1, mask >> i & 1, BP_STEP_DECODE);
     must(bp_session_step(r->s, it, n, &err), &err);
     for (uint32_t i = 0; i < n; ++i) {
