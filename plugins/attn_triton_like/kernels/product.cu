@@ -26,11 +26,9 @@ __device__ void load_x(float (&part)[TOK][PART], const attn_product &a, int64_t 
     }
 }
 
-/* y = W x: a warp takes ROWS rows of W, its lanes run along them. What it reads of W for one part of x is asked for before x,
- * since nothing of it depends on x; with many rows of x registers allow one step only. */
+/* y = W x: a warp takes ROWS rows of W, its lanes run along them. */
 template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS, 2) plain_kernel(const attn_product a)
 {
-    constexpr int AHEAD = TOK == 1 && VEC > 1 ? PART / (32 * VEC) : 1, RUN = 32 * VEC * AHEAD;
     __shared__ float part[TOK][PART];
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int n_in = static_cast<int>(a.n_in), n_out = static_cast<int>(a.n_out), head = static_cast<int>(blockIdx.y);
@@ -40,33 +38,18 @@ template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS, 
     float acc[ROWS][TOK] = {};
     for (int at = 0; at < n_in; at += PART) {
         const int n = n_in - at < PART ? n_in - at : PART;
-        for (int i0 = 0; i0 < n; i0 += RUN) {
-            float v[AHEAD][ROWS][VEC] = {};
+        __syncthreads();
+        load_x(part, a, first, head, at, n);
+        __syncthreads();
+        for (int i = lane * VEC; i < n; i += 32 * VEC) {
 #pragma unroll
-            for (int s = 0; s < AHEAD; ++s) {
-                const int i = i0 + (s * 32 + lane) * VEC;
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    if (row0 + r < n_out && i < n) bp_cuda::load_vec(v[s][r], w + (row0 + r) * a.ld + at + i);
-                }
-            }
-            if (i0 == 0) {
-                __syncthreads();
-                load_x(part, a, first, head, at, n);
-                __syncthreads();
-            }
-#pragma unroll
-            for (int s = 0; s < AHEAD; ++s) {
-                const int i = i0 + (s * 32 + lane) * VEC;
-                if (i >= n) break;
+            for (int r = 0; r < ROWS; ++r) {
+                float v[VEC] = {};
+                if (row0 + r < n_out) bp_cuda::load_vec(v, w + (row0 + r) * a.ld + at + i);
 #pragma unroll
                 for (int t = 0; t < TOK; ++t) {
 #pragma unroll
-                    for (int k = 0; k < VEC; ++k) {
-                        const float x = part[t][i + k];
-#pragma unroll
-                        for (int r = 0; r < ROWS; ++r) acc[r][t] += v[s][r][k] * x;
-                    }
+                    for (int k = 0; k < VEC; ++k) acc[r][t] += v[k] * part[t][i + k];
                 }
             }
         }
@@ -86,8 +69,6 @@ template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS, 
 template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS, 2) transposed_kernel(const attn_product a)
 {
     constexpr int GROUPS = THREADS / COLUMNS, WIDTH = COLUMNS * VEC;
-    constexpr int AHEAD = TOK == 1 ? 8 : 1, RUN = GROUPS * AHEAD;
-    static_assert(PART % RUN == 0, "whole runs");
     __shared__ float part[TOK][PART];
     __shared__ float sums[WARPS][WIDTH];
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -99,27 +80,16 @@ template <class T, int VEC, int TOK> __global__ void __launch_bounds__(THREADS, 
     float acc[TOK][VEC] = {};
     for (int at = 0; at < n_in; at += PART) {
         const int n = n_in - at < PART ? n_in - at : PART;
-        for (int i0 = 0; i0 < n; i0 += RUN) {
-            float v[AHEAD][VEC] = {};
+        __syncthreads();
+        load_x(part, a, first, head, at, n);
+        __syncthreads();
+        for (int i = group; i < n && out < n_out; i += GROUPS) {
+            float v[VEC];
+            bp_cuda::load_vec(v, w + (at + i) * a.ld + out);
 #pragma unroll
-            for (int s = 0; s < AHEAD; ++s) {
-                const int i = i0 + s * GROUPS + group;
-                if (i < n && out < n_out) bp_cuda::load_vec(v[s], w + (at + i) * a.ld + out);
-            }
-            if (i0 == 0) {
-                __syncthreads();
-                load_x(part, a, first, head, at, n);
-                __syncthreads();
-            }
+            for (int t = 0; t < TOK; ++t) {
 #pragma unroll
-            for (int s = 0; s < AHEAD; ++s) {
-                const int i = i0 + s * GROUPS + group;
-                if (i >= n) break; /* what lies there in part is no number of x */
-#pragma unroll
-                for (int t = 0; t < TOK; ++t) {
-#pragma unroll
-                    for (int k = 0; k < VEC; ++k) acc[t][k] += v[s][k] * part[t][i];
-                }
+                for (int k = 0; k < VEC; ++k) acc[t][k] += v[k] * part[t][i];
             }
         }
     }
