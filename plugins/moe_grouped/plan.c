@@ -42,9 +42,8 @@ static int64_t part_columns(const struct moe_size *s)
 void moe_plan_make(const struct moe_size *s, struct moe_plan *p)
 {
     const int64_t n_pair = times(s->n_tok, s->n_used);
-    /* x in parts multiplies the arithmetic of tiles, so pairs have to be more per expert before they pay. */
     const int half = s->x_dtype == BP_DT_BF16;
-    p->few = s->n_tok <= MOE_FEW_TOKENS || (!half && n_pair <= times(2, s->n_expert));
+    p->few = s->n_tok <= MOE_FEW_TOKENS || n_pair <= times(MOE_FEW_PAIRS, s->n_expert);
     p->half = half && !p->few;
     p->tile_tok = n_pair < times(24, s->n_expert) ? MOE_TILE_FEW : MOE_TILE_MANY;
     p->n_tile = (int32_t)min64(n_pair, n_pair / p->tile_tok + s->n_expert);
@@ -76,10 +75,14 @@ uint64_t moe_plan_bytes(const struct moe_size *most)
     const int64_t n_pair = times(most->n_tok, most->n_used),
                   rows = times(most->n_tok, times(most->n_used, 1) + 1);
     const int half = most->x_dtype == BP_DT_BF16;
-    const int64_t few = min64(most->n_tok, MOE_FEW_TOKENS);
+    /* The most tokens of which h is f32 although activations are bf16. */
+    const int64_t few =
+        min64(most->n_tok, max64(MOE_FEW_TOKENS, times(MOE_FEW_PAIRS, most->n_expert)));
+    const int64_t few_pair = min64(
+        n_pair, max64(times(MOE_FEW_TOKENS, most->n_used), times(MOE_FEW_PAIRS, most->n_expert)));
     struct bp_area a;
     bp_area_count(&a);
-    const int64_t h = max64(times(n_pair, half ? 2 : 4), times(times(few, most->n_used), 4));
+    const int64_t h = max64(times(n_pair, half ? 2 : 4), times(few_pair, 4));
     const int64_t h_shared = max64(times(most->n_tok, half ? 2 : 4), times(few, 4));
     (void)bp_area_take(&a, (uint64_t)h, (uint64_t)most->width);
     (void)bp_area_take(&a, (uint64_t)h_shared, (uint64_t)most->width_shared);

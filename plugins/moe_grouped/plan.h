@@ -7,7 +7,8 @@
 #include <backplane/sdk.h>
 
 enum {
-    MOE_FEW_TOKENS = 8,       /* up to here a product per pair */
+    MOE_FEW_TOKENS = 8, /* up to here a product per pair, */
+    MOE_FEW_PAIRS = 2,  /* and up to so many pairs per expert; measured, a tile costs about three pairs */
     MOE_PART_BYTES = 256 << 20 /* of results of down at a time; more only where 128 columns need more */
 };
 

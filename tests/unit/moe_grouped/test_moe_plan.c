@@ -60,7 +60,10 @@ START_TEST(scratch_is_enough_for_smaller_calls)
         s.width_shared = below(most.width_shared / 32 + 1) * 32;
         ck_assert_msg(bytes_of(&s) <= promised, "seed %d, smaller case %d", SEED, i);
         s = most;
-        s.n_tok = most.n_tok < MOE_FEW_TOKENS ? most.n_tok : MOE_FEW_TOKENS;
+        /* The most that few tokens can be: h is f32 there. */
+        s.n_tok = MOE_FEW_PAIRS * most.n_expert / most.n_used;
+        if (s.n_tok < MOE_FEW_TOKENS) s.n_tok = MOE_FEW_TOKENS;
+        if (s.n_tok > most.n_tok) s.n_tok = most.n_tok;
         ck_assert_msg(bytes_of(&s) <= promised, "seed %d, few tokens, case %d", SEED, i);
     }
 }
