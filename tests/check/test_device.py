@@ -14,7 +14,7 @@ IFACES = ("bp.device", "bp.dense", "bp.quant", "bp.moe", "bp.mla.common", "bp.ml
 FAKE = os.path.join(PLUGINS, "backplane-fake.so")
 # Seconds for the cases of an interface in a stage; a sanitizer's part is to see the carrying itself.
 SANITIZED = os.environ.get("BP_SANITIZE", "") != ""
-BUDGET = "5"
+BUDGET = "2"
 
 
 def run(fault, *args):
@@ -39,7 +39,7 @@ class Sound(unittest.TestCase):
         if SANITIZED:  # the slowest interface of all is enough for faults of memory
             self.assertEqual(report("sound", "--quick", "--budget", "1", "--iface", "bp.mla.decode")["findings"], [])
             return
-        r = report("sound", "--quick", "--budget", "2")
+        r = report("sound", "--quick", "--budget", "1")
         self.assertEqual(r["findings"], [])
         self.assertEqual(r["levels"]["core"], "pass")
         self.assertEqual(r["levels"]["graph"], "pass")
