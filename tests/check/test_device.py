@@ -14,7 +14,7 @@ IFACES = ("bp.device", "bp.dense", "bp.quant", "bp.moe", "bp.mla.common", "bp.ml
 FAKE = os.path.join(PLUGINS, "backplane-fake.so")
 # Seconds for the cases of an interface in a stage; a sanitizer's part is to see the carrying itself.
 SANITIZED = os.environ.get("BP_SANITIZE", "") != ""
-BUDGET = "2"
+BUDGET = "0.4"
 
 
 def run(fault, *args):
@@ -39,7 +39,7 @@ class Sound(unittest.TestCase):
         if SANITIZED:  # the slowest interface of all is enough for faults of memory
             self.assertEqual(report("sound", "--quick", "--budget", "1", "--iface", "bp.mla.decode")["findings"], [])
             return
-        r = report("sound", "--quick", "--budget", "1")
+        r = report("sound", "--quick", "--budget", "0.4")
         self.assertEqual(r["findings"], [])
         self.assertEqual(r["levels"]["core"], "pass")
         self.assertEqual(r["levels"]["graph"], "pass")
@@ -75,7 +75,7 @@ class Usage(unittest.TestCase):
     def test_wrong_lines_are_refused(self):
         sound = FAKE
         hostile = os.path.join(PLUGINS, "backplane-hostile.so")
-        for args in (["--reference", "--gpu", "0"], [sound, "--gpu", "x"], [sound, "--gpu", "-1"], [sound, "--budget", "0"],
+        for args in (["--reference", "--gpu", "0"], [sound, "--gpu", "x"], [sound, "--gpu", "-1"], [sound, "--budget", "0"], [sound, "--budget", "1s"], [sound, "--budget", "nan"],
                      [sound, "--device-plugin", sound], [hostile, "--gpu", "0"],
                      [sound, "--gpu", "0", "--device-plugin", "/no/such/file.so"]):
             done = subprocess.run([CHECK, *args], capture_output=True, check=False, timeout=100)

@@ -56,7 +56,7 @@ struct kit_options {
     const char *device_plugin; /* file that opens it */
     const char *case_part;     /* only cases whose title holds it; NULL: all */
     uint32_t n_done;           /* cases of a child that ended before its time, which are not begun again */
-    uint32_t budget_s;         /* stages that go by cases stop taking new ones after it; 0: none */
+    double budget_s;           /* stages that go by cases stop taking new ones after it; 0: none */
 };
 
 struct kit {

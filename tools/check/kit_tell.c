@@ -157,13 +157,13 @@ bool kit_skips(struct kit *k, uint64_t seed, const char *title)
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     const int64_t now = (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-    if (k->until_ms == 0) k->until_ms = now + (int64_t)k->o->budget_s * 1000;
+    if (k->until_ms == 0) k->until_ms = now + (int64_t)(k->o->budget_s * 1000.0);
     if (kit_device_lost(k)) return true;
     /* The case that lost a device is not tried again in the child that goes on behind it. */
     if (++k->n_case <= k->o->n_done) return true;
     k->place->n_case = k->n_case;
     if (k->o->case_part != NULL && strstr(title, k->o->case_part) == NULL) return true;
-    if (k->o->budget_s != 0 && now > k->until_ms) {
+    if (k->o->budget_s > 0 && now > k->until_ms) {
         k->n_out_of_time++;
         return true;
     }
@@ -176,7 +176,7 @@ bool kit_skips(struct kit *k, uint64_t seed, const char *title)
 void kit_note_cut(struct kit *k, const char *iface)
 {
     if (k->n_out_of_time != 0)
-        kit_note(k, iface, "%u cases were left out: the budget of %u s was used up",
+        kit_note(k, iface, "%u cases were left out: the budget of %g s was used up",
                  k->n_out_of_time, k->o->budget_s);
     if (kit_device_lost(k))
         kit_fact(k, "lost", "%u in stage %u of %s", k->place->n_case, k->stage, iface);

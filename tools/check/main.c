@@ -112,11 +112,16 @@ static int value_option(struct kit_options *o, const char *name, const char *v)
     }
     if (strcmp(name, "--seed") == 0)
         return number(v, INT64_MAX, &o->seed) ? 0 : usage("'", v, "' is no seed");
+    if (strcmp(name, "--budget") == 0) { /* may be a part of a second */
+        char *end;
+        o->budget_s = strtod(v, &end);
+        const bool is_number = *v >= '0' && *v <= '9' && *end == '\0';
+        return is_number && o->budget_s >= 0.001 && o->budget_s <= 3600
+                   ? 0
+                   : usage("'", v, "' is no time in seconds");
+    }
     if (!number(v, 3600, &n) || n == 0) return usage("'", v, "' is no time in seconds");
-    if (strcmp(name, "--budget") == 0)
-        o->budget_s = (uint32_t)n;
-    else
-        o->timeout_s = (uint32_t)n;
+    o->timeout_s = (uint32_t)n;
     return 0;
 }
 

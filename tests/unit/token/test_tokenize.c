@@ -491,14 +491,9 @@ END_TEST
 static double seconds_for(const struct bpi_token *t, const char *text, size_t n,
                           struct bpi_ids *ids)
 {
-    double best = 1e9;
-    for (int i = 0; i < 3; ++i) {
-        uint64_t t0 = bp_test_cpu_ns();
-        encode(t, text, n, BPI_TOKENIZE_SPECIAL, ids);
-        double s = (double)(bp_test_cpu_ns() - t0) * 1e-9;
-        if (s < best) best = s;
-    }
-    return best;
+    uint64_t t0 = bp_test_cpu_ns();
+    encode(t, text, n, BPI_TOKENIZE_SPECIAL, ids);
+    return (double)(bp_test_cpu_ns() - t0) * 1e-9;
 }
 
 /* Bytes whose runs merge again and again, so that the heap does real work: one word, twelve levels of merges. */
@@ -555,9 +550,13 @@ static void check_time(const char *model)
     for (size_t k = 0; k < BPI_ARRAY_LEN(fills); ++k) {
         size_t len = strlen(fills[k]);
         for (size_t i = 0; i < MIB; ++i) text[i] = fills[k][i % len];
-        double small = seconds_for(t, text, MIB / 4, &ids), big = seconds_for(t, text, MIB, &ids);
-        double ratio =
-            big / (small > 1e-3 ? small : 1e-3); /* below a millisecond the clock decides */
+        double big = 0, ratio = 0;
+        for (int attempt = 0; attempt < 3; ++attempt) { /* other work may slow one */
+            double small = seconds_for(t, text, MIB / 4, &ids);
+            big = seconds_for(t, text, MIB, &ids);
+            ratio = big / (small > 1e-3 ? small : 1e-3); /* below a millisecond the clock decides */
+            if (big < limit && ratio < 8) break;
+        }
         printf("%s: 1 MiB of fill %zu: %.0f ms, %.1f times 256 KiB, %zu ids\n",
                model != NULL ? model : "doubling", k, big * 1e3, ratio, ids.n);
         ck_assert_msg(big < limit, "%f s", big);
