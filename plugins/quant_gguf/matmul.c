@@ -90,18 +90,45 @@ static int alike(const struct qg_weight *a, const struct qg_weight *b)
     return a->type == b->type && a->skip == b->skip && a->cover == b->cover;
 }
 
+/* How the weights of one launch are shared out. */
+static void cut(const struct call *c, struct qg_gemv *g, uint32_t per_sm, uint32_t n_warp)
+{
+    const int64_t unit_strips = g->silu != 0 ? 2 : 1;
+    int64_t strips = 0;
+    for (uint32_t i = 0; i < g->n_w; ++i) strips += (g->w[i]->rows + QG_STRIP - 1) / QG_STRIP;
+    const struct plan_cut p = plan_gemv(strips / unit_strips, unit_strips, g->w[0]->n_steps,
+                                        bp_cuda_sms(c->l, c->o->dev), per_sm, n_warp);
+    g->blocks = p.blocks;
+    g->whole = p.whole;
+}
+
+/* One token, x as it is. */
+static int32_t pass_one(struct call *c, struct qg_gemv *g, int64_t first, uint32_t n_warp)
+{
+    const struct bp_tensor t = tokens(&c->a->x, first, 1);
+    g->x = t.data;
+    g->x_dtype = t.dtype;
+    g->wide = (uintptr_t)t.data % (uint64_t)(4 * bp_dtype_bytes(t.dtype)) == 0;
+    g->norm_w = c->a->prologue == BP_PROLOGUE_RMS ? (const float *)c->a->norm_w.data : NULL;
+    g->eps = c->a->eps;
+    g->smem = (int64_t)c->o->dev->smem_bytes;
+    cut(c, g, 1, n_warp);
+    return launched(c, qg_one_launch(g, c->l->stream));
+}
+
 /* One launch: weights that lie alike, for tokens [first, first + n). */
 static int32_t pass(struct call *c, struct qg_gemv *g, int64_t first, int64_t n)
 {
     const struct qg_weight *w = g->w[0];
-    int64_t strips = 0;
-    BP_TRY(input_for(c, w, first, n, &g->x, &g->x_ld, &g->parts));
+    const int32_t n_warp = n == 1 && w->layout == QG_PLANES
+                               ? qg_one_warps(w->type, w->n_steps, (int64_t)c->o->dev->smem_bytes)
+                               : 0;
     g->n_tok = (uint32_t)n;
     g->partial = c->s.partial;
+    if (n_warp > 0) return pass_one(c, g, first, (uint32_t)n_warp);
+    BP_TRY(input_for(c, w, first, n, &g->x, &g->x_ld, &g->parts));
     if (w->layout == QG_BLOCKS) return launched(c, qg_rows_launch(g, c->l->stream));
-    for (uint32_t i = 0; i < g->n_w; ++i) strips += (g->w[i]->rows + QG_STRIP - 1) / QG_STRIP;
-    g->blocks = plan_gemv(strips, w->n_steps, bp_cuda_sms(c->l, c->o->dev),
-                          (uint32_t)qg_blocks_per_sm(w->type));
+    cut(c, g, (uint32_t)qg_blocks_per_sm(w->type), QG_WARPS);
     return launched(c, qg_gemv_launch(g, c->l->stream));
 }
 

@@ -68,15 +68,30 @@ const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_b
     return NULL;
 }
 
-uint32_t plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, uint32_t per_sm)
+/* Sharing a unit costs about 5 us on an H200 (partial sums through memory, a counter, another round of reads), a warp's step
+ * about 1 us where all are at work. So units are dealt out whole unless that gives the busiest warps many more steps. */
+static int deal_whole(int64_t n_unit, int64_t unit_steps, int64_t n_sm, int64_t per_sm, int64_t n_warp)
 {
-    const int64_t n = n_strips * n_steps,
-                  least = (n_strips + 2 * PLAN_WARPS - 1) / (2 * PLAN_WARPS);
-    int64_t blocks = (int64_t)n_sm * per_sm < PLAN_BLOCKS ? (int64_t)n_sm * per_sm : PLAN_BLOCKS;
-    if (blocks > (n + PLAN_WARPS - 1) / PLAN_WARPS)
-        blocks = (n + PLAN_WARPS - 1) / PLAN_WARPS; /* a step for each warp */
-    if (blocks < least) blocks = least;             /* at most the steps of two strips */
-    return (uint32_t)(blocks > 1 ? blocks : 1);
+    const int64_t most = (n_unit + n_sm - 1) / n_sm * unit_steps / per_sm;
+    const int64_t busiest = most > unit_steps ? most : unit_steps; /* steps of a block */
+    const int64_t fair = n_unit * unit_steps / (n_sm * per_sm);
+    return busiest - fair <= n_warp * PLAN_SHARING || busiest * 9 <= fair * 10;
+}
+
+struct plan_cut plan_gemv(int64_t n_unit, int64_t unit_strips, int64_t n_steps, uint32_t n_sm, uint32_t per_sm,
+                          uint32_t n_warp)
+{
+    const int64_t n_strips = n_unit * unit_strips, n = n_strips * n_steps;
+    const int64_t slots = (int64_t)n_sm * per_sm < PLAN_BLOCKS ? (int64_t)n_sm * per_sm : PLAN_BLOCKS;
+    const int64_t least = (n_strips + 2 * n_warp - 1) / (2 * n_warp);
+    struct plan_cut cut = {.whole = (uint32_t)deal_whole(n_unit, unit_strips * n_steps, n_sm, per_sm, n_warp)};
+    int64_t blocks = slots;
+    /* Rounds of blocks that are all full; a warp has at most the steps of two strips. */
+    if (least > blocks) blocks = (least + slots - 1) / slots * slots;
+    if (cut.whole != 0 && blocks > n_unit) blocks = n_unit;
+    if (blocks > (n + n_warp - 1) / n_warp) blocks = (n + n_warp - 1) / n_warp; /* a step for each warp */
+    cut.blocks = (uint32_t)(blocks > 1 ? blocks : 1);
+    return cut;
 }
 
 uint32_t plan_parts(uint32_t x_dtype, int norm)

@@ -11,6 +11,7 @@ enum {
     PLAN_PARTS = 3,            /* most bf16 columns of a token: f32 is three */
     PLAN_X_PAD = 256,          /* staged rows of x are whole steps of every type */
     PLAN_BLOCKS = 1024,        /* most blocks that run at once */
+    PLAN_SHARING = 4,          /* steps of a warp that sharing a unit between blocks costs */
     PLAN_SLAB_ROWS = 4096,     /* rows of a weight that are decoded at once for cuBLAS; half of it in f32 */
     PLAN_BLAS_BYTES = 32 << 20 /* its workspace */
 };
@@ -33,9 +34,15 @@ struct plan_weight {
 const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_bytes, int64_t step_cols,
                         int64_t step_bytes, struct plan_weight *out);
 
-/* Blocks of threads for n_strips strips of n_steps each, all weights together: as many as run at once, per_sm on each of
- * n_sm multiprocessors; fewer where a warp would have no step, more where it would have more than those of two strips. */
-uint32_t plan_gemv(int64_t n_strips, int64_t n_steps, uint32_t n_sm, uint32_t per_sm);
+/* How a line of steps is shared out (kernels/line.cuh). whole 1: a block has whole units. */
+struct plan_cut {
+    uint32_t blocks, whole;
+};
+/* For n_unit units of unit_strips strips (two with silu_mul) of n_steps each, all weights together: as many blocks of n_warp
+ * warps as run at once, per_sm on each of n_sm multiprocessors; fewer where a warp would have no step, more where it would
+ * have more than those of two strips. */
+struct plan_cut plan_gemv(int64_t n_unit, int64_t unit_strips, int64_t n_steps, uint32_t n_sm, uint32_t per_sm,
+                          uint32_t n_warp);
 
 /* bf16 columns of a token of x: what is exact; after a norm of 16-bit numbers, 16 bits. */
 uint32_t plan_parts(uint32_t x_dtype, int norm);

@@ -4,19 +4,16 @@
  * exactly, so nothing is rounded before the sums. Each warp has a ring of steps in shared memory and copies ahead into it:
  * a warp has six counters for loads to registers and waits for all loads of a counter, so that prefetching into registers
  * waits for what it has just begun. x comes from the first cache.
- * Work: the steps of all strips lie in one line, which is cut into as many equal parts as there are warps, so that none
- * waits for another at the end. A warp leaves its sum of each strip in shared memory; a block adds those of its warps, and
- * where a strip lies in several blocks the last one to finish adds theirs (a counter per strip, zero before and after).
+ * Each warp leaves its sum of each strip in shared memory, and the block adds those of its warps (line.cuh says who has which).
  * Determinism: all of these are added in the order of the columns, and cut in a way that does not depend on the number of
  * tokens: a row has the same bits in every batch.
  * Not here: how many blocks (plan.c). SPDX-License-Identifier: MIT */
 #ifndef QUANT_GGUF_GEMV_CUH
 #define QUANT_GGUF_GEMV_CUH
 
-#include "launch.h"
+#include "line.cuh"
 #include "planes.cuh"
 
-#include "backplane/cuda/convert.cuh"
 #include "backplane/cuda/host.h"
 
 namespace gemv
@@ -24,27 +21,11 @@ namespace gemv
 
 using planes::step;
 
-struct job {
-    const unsigned char *w;
-    void *y;
-    uint32_t *counters;
-    int64_t pitch, y_stride;
-    int32_t rows, first_strip;
-    float scale;
-};
-/* With silu the strips of two weights take turns, and two of them make a unit, which is finished at once; else a strip
- * is one. */
 struct args {
-    job jobs[QG_MAX_W];
+    line::args line;
     const __nv_bfloat16 *x;
-    const void *residual;
-    /* (blocks, 2, strips of a unit, n_tok, 16): sums of a block's first and last unit, if others share them */
-    float *partial;
-    int64_t x_ld, residual_stride;
-    int32_t n_steps, n_strip; /* of a strip; in all */
-    int32_t each, more; /* steps of a block: `each`, and one more for the first `more` blocks */
-    int32_t n_tok, parts, n_col;
-    uint32_t n_job, silu, y_dtype, residual_dtype;
+    int64_t x_ld;
+    int32_t parts, n_col;
 };
 
 /* d = a b, nothing else: what an accumulator of zeros would give. */
@@ -171,25 +152,6 @@ template <uint32_t TYPE, int TILES> struct ring {
     static_assert(depth >= 1 && smem <= BP_CUDA_SMEM_MAX, "fits every chip");
 };
 
-/* Which weight strip v belongs to, and where in it. */
-__device__ __forceinline__ int weight_of(const args &g, int v, int &strip)
-{
-    if (g.silu != 0) {
-        strip = v >> 1;
-        return v & 1;
-    }
-    int which = 0;
-    while (which + 1 < static_cast<int>(g.n_job) && v >= g.jobs[which + 1].first_strip) ++which;
-    strip = v - g.jobs[which].first_strip;
-    return which;
-}
-__device__ __forceinline__ const unsigned char *data_of(const args &g, int v)
-{
-    int strip;
-    const int which = weight_of(g, v, strip);
-    return g.jobs[which].w + strip * g.jobs[which].pitch;
-}
-
 template <int TILES>
 __device__ __forceinline__ void leave(shared<TILES> &room, int warp, int segment,
                                       float (&acc)[TILES][4])
@@ -213,27 +175,27 @@ __device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, un
 {
     using S = step<TYPE>;
     const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32;
-    int v = begin / g.n_steps, k = begin - v * g.n_steps, segment = 0;
+    int v = begin / g.line.n_steps, k = begin - v * g.line.n_steps, segment = 0;
     if (lane == 0) {
         room.first[warp] = v;
-        room.last[warp] = begin < end ? (end - 1) / g.n_steps : v - 1;
+        room.last[warp] = begin < end ? (end - 1) / g.line.n_steps : v - 1;
     }
     if (begin >= end) return;
     constexpr int DEPTH = ring<TYPE, TILES>::depth;
-    const int64_t place = S::place(g.jobs[0].pitch, lane); /* weights of a call lie alike */
+    const int64_t place = S::place(g.line.jobs[0].pitch, lane); /* weights of a call lie alike */
     S now;
-    now.begin(g.jobs[0].pitch);
+    now.begin(g.line.jobs[0].pitch);
     /* What is copied next, and where: step `copied`, which is `left` before the end of strip `strip`. */
-    int copied = begin, strip = v, left = g.n_steps - k;
-    const unsigned char *p = data_of(g, v) + static_cast<int64_t>(k) * S::AHEAD + place;
+    int copied = begin, strip = v, left = g.line.n_steps - k;
+    const unsigned char *p = line::data_of(g.line, v) + static_cast<int64_t>(k) * S::AHEAD + place;
     const auto copy_one = [&](int slot) {
         if (copied < end) {
             now.copy(own + slot * S::BYTES, p, lane);
             ++copied;
             p += S::AHEAD;
             if (--left == 0 && copied < end) {
-                p = data_of(g, ++strip) + place;
-                left = g.n_steps;
+                p = line::data_of(g.line, ++strip) + place;
+                left = g.line.n_steps;
             }
         }
         planes::close_copies();
@@ -251,7 +213,7 @@ __device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, un
     float acc[TILES][4] = {};
 #pragma unroll 1
     for (int at = begin; at < end; ++at) {
-        const bool ends = ++k == g.n_steps;
+        const bool ends = ++k == g.line.n_steps;
         float plain[TILES][4] = {};
         copy_one(free_slot);
         planes::await_copies<DEPTH - 1>();
@@ -272,29 +234,11 @@ __device__ __forceinline__ void run_steps(const args &g, shared<TILES> &room, un
         x += S::K;
         if (!ends) continue;
         leave(room, warp, segment++, acc);
-        x -= g.n_steps * S::K;
+        x -= g.line.n_steps * S::K;
         k = 0;
         ++v;
     }
     if (k != 0) leave(room, warp, segment, acc);
-}
-
-/* ---- the end of a block ---- */
-
-__device__ __forceinline__ float silu(float v)
-{
-    return v == -INFINITY ? 0.0f : v / (1.0f + expf(-v));
-}
-
-/* Steps of the line: blocks have equal parts of them, but for one, and so have the warps of a block. */
-__device__ __forceinline__ int first_step(const args &g, int block)
-{
-    return block * g.each + min(block, g.more);
-}
-__device__ __forceinline__ int block_of(const args &g, int at)
-{
-    const int long_ones = g.more * (g.each + 1);
-    return at < long_ones ? at / (g.each + 1) : g.more + (at - long_ones) / g.each;
 }
 
 /* This block's sum of one row of strip v and one token: over its warps, and over the parts of x, the smallest first. */
@@ -316,82 +260,6 @@ __device__ __forceinline__ float sum_warps(const args &g, const shared<TILES> &r
     return sum;
 }
 
-/* sum(i, tok, row): of the i-th strip of the unit, not yet scaled. */
-template <class F>
-__device__ __forceinline__ void finish(const args &g, int unit, int tok, int row, F sum)
-{
-    int strip;
-    const int which = weight_of(g, g.silu != 0 ? 2 * unit : unit, strip);
-    const job &j = g.jobs[which];
-    const int64_t at = static_cast<int64_t>(strip) * QG_STRIP + row;
-    if (at >= j.rows) return;
-    float v = sum(0) * j.scale;
-    if (g.silu != 0) v = silu(v) * (sum(1) * g.jobs[1].scale);
-    if (g.residual != nullptr && which == 0)
-        v += bp_cuda::load_any(g.residual, g.residual_dtype, tok * g.residual_stride + at);
-    bp_cuda::store_any(j.y, g.y_dtype, tok * j.y_stride + at, v);
-}
-
-template <int TILES>
-__device__ __forceinline__ void end_block(const args &g, shared<TILES> &room, int begin, int end)
-{
-    const int n_of = g.silu != 0 ? 2 : 1, unit_steps = n_of * g.n_steps,
-              block = static_cast<int>(blockIdx.x);
-    const int first = begin / unit_steps, last = (end - 1) / unit_steps, n = g.n_tok * QG_STRIP;
-    float *const mine = g.partial + static_cast<int64_t>(block) * 2 * n_of * n;
-    const auto shared_unit = [&](int unit) {
-        return unit * unit_steps < begin || (unit + 1) * unit_steps > end;
-    };
-    for (int i = static_cast<int>(threadIdx.x); i < (last - first + 1) * n; i += QG_WARPS * 32) {
-        const int row = i % QG_STRIP, at = i / QG_STRIP; /* one token: no division */
-        const int of = g.n_tok == 1 ? at : at / g.n_tok, tok = at - of * g.n_tok, unit = first + of;
-        if (!shared_unit(unit)) {
-            finish(g, unit, tok, row,
-                   [&](int k) { return sum_warps(g, room, unit * n_of + k, tok, row); });
-            continue;
-        }
-        float *const out = mine + (unit == first ? 0 : n_of * n) + tok * QG_STRIP + row;
-        for (int k = 0; k < n_of; ++k) out[k * n] = sum_warps(g, room, unit * n_of + k, tok, row);
-    }
-    if (!shared_unit(first) && !shared_unit(last)) return;
-    /* Whoever comes last adds the parts of all blocks, in order. The barrier hands the block's parts to the two threads that
-     * publish them. */
-    __syncthreads();
-    if (threadIdx.x < 2) {
-        __threadfence();
-        const int unit = threadIdx.x == 0 ? first : last;
-        uint32_t comes_last = 0;
-        if (shared_unit(unit) && (threadIdx.x == 0 || last != first)) {
-            int strip;
-            const int which = weight_of(g, unit * n_of, strip);
-            const int blocks =
-                block_of(g, (unit + 1) * unit_steps - 1) - block_of(g, unit * unit_steps) + 1;
-            uint32_t *const counter = g.jobs[which].counters + strip;
-            comes_last = atomicAdd(counter, 1u) == static_cast<uint32_t>(blocks - 1) ? 1u : 0u;
-            if (comes_last != 0) *counter = 0;
-            __threadfence();
-        }
-        room.mine[threadIdx.x] = comes_last;
-    }
-    __syncthreads();
-    for (int slot = 0; slot < 2; ++slot) {
-        if (room.mine[slot] == 0) continue;
-        const int unit = slot == 0 ? first : last, from = block_of(g, unit * unit_steps);
-        const int to = block_of(g, (unit + 1) * unit_steps - 1);
-        for (int i = static_cast<int>(threadIdx.x); i < n; i += QG_WARPS * 32) {
-            finish(g, unit, i / QG_STRIP, i % QG_STRIP, [&](int k) {
-                float sum = 0.0f;
-                for (int b = from; b <= to; ++b) {
-                    const int at = first_step(g, b) / unit_steps == unit ? 0 : n_of * n;
-                    sum +=
-                        __ldcg(g.partial + static_cast<int64_t>(b) * 2 * n_of * n + at + k * n + i);
-                }
-                return sum;
-            });
-        }
-    }
-}
-
 /* What registers and the shared memory of sm_90 hold; sm_120 has memory for one. */
 template <uint32_t TYPE, int TILES> constexpr int blocks_per_sm()
 {
@@ -403,66 +271,40 @@ __global__ void __launch_bounds__(QG_WARPS * 32, blocks_per_sm<TYPE, TILES>())
 {
     extern __shared__ __align__(16) unsigned char memory[];
     shared<TILES> &room = *reinterpret_cast<shared<TILES> *>(memory);
-    const int begin = first_step(g, static_cast<int>(blockIdx.x)),
-              end = first_step(g, static_cast<int>(blockIdx.x) + 1);
+    const int begin = line::first_step(g.line, static_cast<int>(blockIdx.x)),
+              end = line::first_step(g.line, static_cast<int>(blockIdx.x) + 1);
     const int warp = static_cast<int>(threadIdx.x) / 32, n = end - begin;
     unsigned char *const own = memory + ring<TYPE, TILES>::sums + warp * ring<TYPE, TILES>::bytes;
     run_steps<TYPE, TILES>(g, room, own, begin + n * warp / QG_WARPS,
                            begin + n * (warp + 1) / QG_WARPS);
     __syncthreads();
-    end_block(g, room, begin, end);
+    line::end_block(g.line, room.mine, begin, end,
+                    [&](int v, int tok, int row) { return sum_warps(g, room, v, tok, row); });
 }
 
 /* ---- host ---- */
 
-inline args make_args(const qg_gemv &q)
-{
-    args g = {};
-    for (uint32_t i = 0; i < q.n_w; ++i) {
-        const qg_weight &w = *q.w[i];
-        job &j = g.jobs[i];
-        j.w = w.data;
-        j.counters = w.counters;
-        j.pitch = w.layout == QG_ROWS ? w.pitch * QG_STRIP : w.pitch;
-        j.rows = static_cast<int32_t>(w.rows);
-        j.first_strip = g.n_strip;
-        j.scale = w.scale;
-        g.n_strip += static_cast<int32_t>((w.rows + QG_STRIP - 1) / QG_STRIP);
-        if (q.silu != 0 && i == 1) continue;
-        j.y = q.y[i].data;
-        j.y_stride = q.y[i].stride[0];
-    }
-    g.x = static_cast<const __nv_bfloat16 *>(q.x);
-    g.x_ld = q.x_ld;
-    g.partial = q.partial;
-    g.residual = q.residual.data;
-    g.residual_stride = q.residual.stride[0];
-    g.residual_dtype = q.residual.dtype;
-    g.n_steps = static_cast<int32_t>(q.w[0]->n_steps);
-    g.n_tok = static_cast<int32_t>(q.n_tok);
-    g.parts = static_cast<int32_t>(q.parts);
-    g.n_col = g.n_tok * g.parts;
-    g.n_job = q.n_w;
-    g.silu = q.silu;
-    g.y_dtype = q.y[0].dtype;
-    return g;
-}
 template <uint32_t TYPE, int TILES>
 int32_t start(const args &g, uint32_t blocks, cudaStream_t stream)
 {
     constexpr int smem = ring<TYPE, TILES>::smem;
     const cudaError_t e = cudaFuncSetAttribute(gemv_kernel<TYPE, TILES>,
                                                cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-    if (e != cudaSuccess) return static_cast<int32_t>(e);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        return static_cast<int32_t>(e);
+    }
     gemv_kernel<TYPE, TILES><<<blocks, QG_WARPS * 32, smem, stream>>>(g);
     return static_cast<int32_t>(cudaGetLastError());
 }
 template <uint32_t TYPE> int32_t launch(const qg_gemv &q, cudaStream_t stream)
 {
-    args g = make_args(q);
-    g.each = static_cast<int32_t>(static_cast<int64_t>(g.n_strip) * g.n_steps / q.blocks);
-    g.more = static_cast<int32_t>(static_cast<int64_t>(g.n_strip) * g.n_steps % q.blocks);
-    if (g.n_strip == 0) return static_cast<int32_t>(cudaSuccess);
+    args g = {};
+    if (!line::make_args(g.line, q)) return static_cast<int32_t>(cudaSuccess);
+    g.x = static_cast<const __nv_bfloat16 *>(q.x);
+    g.x_ld = q.x_ld;
+    g.parts = static_cast<int32_t>(q.parts);
+    g.n_col = g.line.n_tok * g.parts;
     return g.n_col <= 8 ? start<TYPE, 1>(g, q.blocks, stream) : start<TYPE, 3>(g, q.blocks, stream);
 }
 

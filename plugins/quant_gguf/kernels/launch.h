@@ -14,6 +14,7 @@ enum {
     QG_MAX_TOK = 8,    /* tokens of the kernels that read a weight once for all of them */
     QG_STRIP = 16,     /* rows of a strip */
     QG_WARPS = 8,      /* warps of a block */
+    QG_ONE_WARPS = 16, /* most of them for one token */
     QG_X_PAD = 256      /* rows of the staged x are whole steps */
 };
 
@@ -55,15 +56,25 @@ struct qg_gemv {
     struct bp_tensor y[QG_MAX_W]; /* (n_tok, rows) */
     struct bp_tensor residual;    /* data NULL: none */
     uint32_t n_w, silu;           /* silu 1: two weights, one y */
-    const void *x;                /* bf16 columns as qg_stage makes them; f32 rows for BLOCKS */
+    const void *x;                /* bf16 columns as qg_stage makes them; f32 rows for BLOCKS; for one, x itself */
     int64_t x_ld;
     uint32_t n_tok, parts;
-    uint32_t blocks, reserved;    /* of threads: plan_gemv() */
+    uint32_t blocks, whole;       /* of threads; 1: a block has whole units: plan_gemv() */
     float *partial;               /* 64 for each block and token */
+    /* For one only: a norm of x, which is of x_dtype; wide 1: its runs of four are whole vectors. */
+    const float *norm_w; /* NULL: none */
+    uint32_t x_dtype, wide;
+    float eps;
+    uint32_t reserved;
+    int64_t smem; /* shared memory that a block can have, in bytes */
 };
 /* All weights are PLANES or ROWS, of one type, with the same steps. */
 int32_t qg_gemv_launch(const struct qg_gemv *g, void *stream);
-/* Blocks of it that a multiprocessor runs at once. */
+/* The same for one token, x as the caller has it. */
+int32_t qg_one_launch(const struct qg_gemv *g, void *stream);
+/* Warps of its blocks, one for each multiprocessor; 0: qg_gemv_launch has to do it. */
+int32_t qg_one_warps(uint32_t type, int64_t n_steps, int64_t smem);
+/* Blocks of qg_gemv_launch that a multiprocessor runs at once. */
 int32_t qg_blocks_per_sm(uint32_t type);
 /* All weights are BLOCKS; any types. */
 int32_t qg_rows_launch(const struct qg_gemv *g, void *stream);

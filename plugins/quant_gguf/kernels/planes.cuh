@@ -3,8 +3,8 @@
  * lane needs them for mma m16n8k16, and behind them the scales of the 16 rows. One step is one stream of whole sectors.
  *
  * Lane 4 g + j owns rows g and g + 8. Of each group of 32 columns it owns eight, e = 0..7: columns 8 j + e, or, where a
- * scale is for 16 columns (SUB16), 4 j + e for e < 4 and 16 + 4 j + e - 4 above. The order of columns inside a product
- * does not matter, as long as x is read in the same one. Codes become bf16 in registers, two at a time: 0x4300 with the
+ * scale is for 16 columns (SUB16), 4 j + i for i < 4 and 16 + 4 j + i - 4 above, where i is e in the order of index_of().
+ * The order of columns inside a product does not matter, as long as x is read in the same one. Codes become bf16 in registers, two at a time: 0x4300 with the
  * code in its low bits is 128 + code, exactly; a subtraction takes 128 and the format's own bias away.
  *
  * A format: codes (C), scales (H); struct fmt at the end binds them. Values are those of core/block, exactly; only a zero
@@ -51,6 +51,15 @@ template <class T> __device__ __forceinline__ T load_word(const void *p)
 {
     return *static_cast<const T *>(p);
 }
+/* Byte n of w. */
+__device__ __forceinline__ int byte_of(uint32_t w, int n)
+{
+    return static_cast<int>(__byte_perm(w, 0, 0x4440u | static_cast<uint32_t>(n)));
+}
+__device__ __forceinline__ int signed_byte_of(uint32_t w, int n)
+{
+    return static_cast<int>(__byte_perm(w, 0, 0x8880u | static_cast<uint32_t>(n) * 0x1111u));
+}
 __device__ __forceinline__ uint32_t word(const uint4 &v, int i)
 {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -60,13 +69,39 @@ constexpr uint32_t MAGIC = 0x43004300u; /* 128, twice */
 
 /* ---- codes: NQ words of 16 bytes a lane; pair<G, P>(q, r, part, magic): e = 2 P and 2 P + 1 of group G, row g + 8 r, as bf16;
  * magic is MAGIC in a register.
- * Packing: pack(v, w, code): word w of the v-th load, from code(r, G, e), an unsigned number. ---- */
+ * Packing: pack(v, w, code): word w of the v-th load, from code(r, G, e), an unsigned number.
+ * four<G>(q, r, out): the same eight codes, without the format's bias, times 2^SHIFT, as signed bytes in two words, in the
+ * order of byte_of(). SPREAD: of a word of four, two come from each half of the eight. ---- */
 
 constexpr int STEP = 256;
 
 /* Bits 0-3 in a plane of nibbles, bits 4.. in a plane of HIGH (0, 1, 2) bits each. */
 template <int HIGH, int BIAS> struct nibbles {
     static constexpr int K = STEP, NQ = 4 + HIGH, PARTS = 1;
+    static constexpr int SHIFT = BIAS == 0 ? 0 : 4 - HIGH;
+    static constexpr bool SPREAD = true;
+    static_assert(BIAS == 0 || BIAS == 8 << HIGH, "the sign is the highest bit");
+    /* Pairs P and P + 2. */
+    template <int G, int P> __device__ static uint32_t word_of(const uint4 (&q)[NQ], int r)
+    {
+        constexpr uint32_t LOW = 0x0f0f0f0fu << SHIFT, HIGHS = ((1u << HIGH) - 1) << (SHIFT + 4);
+        uint32_t v = move_bit<4 * P, SHIFT>(word(q[G / 2], (G & 1) * 2 + r)) & LOW;
+        if constexpr (HIGH == 1) {
+            const uint32_t h = word(q[4], r * 2 + (G >> 2));
+            v |= move_bit<(G & 3) * 4 + P, SHIFT + 4>(h) & HIGHS * 0x00010001u;
+            v |= move_bit<(G & 3) * 4 + P + 2, SHIFT + 12>(h) & HIGHS * 0x01000100u;
+        } else if constexpr (HIGH == 2) {
+            const uint32_t h = word(q[4 + (G >> 2)], (G >> 1 & 1) * 2 + r);
+            v |= move_bit<2 * ((G & 1) * 4 + P), SHIFT + 4>(h) & HIGHS * 0x00010001u;
+            v |= move_bit<2 * ((G & 1) * 4 + P + 2), SHIFT + 12>(h) & HIGHS * 0x01000100u;
+        }
+        return BIAS == 0 ? v : v ^ 0x80808080u;
+    }
+    template <int G> __device__ static void four(const uint4 (&q)[NQ], int r, uint32_t (&out)[2])
+    {
+        out[0] = word_of<G, 0>(q, r);
+        out[1] = word_of<G, 1>(q, r);
+    }
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
@@ -105,6 +140,27 @@ template <int HIGH, int BIAS> struct nibbles {
 /* Bits 0-1 in a plane of pairs, bit 2 in a plane of bits when HIGH is 1. */
 template <int HIGH, int BIAS> struct two_bits {
     static constexpr int K = STEP, NQ = 2 + HIGH, PARTS = 1;
+    static constexpr int SHIFT = BIAS == 0 ? 0 : 6 - HIGH;
+    static constexpr bool SPREAD = true;
+    static_assert(BIAS == 0 || BIAS == 2 << HIGH, "the sign is the highest bit");
+    template <int G, int P> __device__ static uint32_t word_of(const uint4 (&q)[NQ], int r)
+    {
+        const uint32_t w = word(q[G >> 2], (G >> 1 & 1) * 2 + r);
+        constexpr uint32_t LOW = 3u << SHIFT, TOP = 4u << SHIFT;
+        uint32_t v = (move_bit<2 * ((G & 1) * 4 + P), SHIFT>(w) & LOW * 0x00010001u) |
+                     (move_bit<2 * ((G & 1) * 4 + P + 2), SHIFT + 8>(w) & LOW * 0x01000100u);
+        if constexpr (HIGH == 1) {
+            const uint32_t h = word(q[2], r * 2 + (G >> 2));
+            v |= move_bit<(G & 3) * 4 + P, SHIFT + 2>(h) & TOP * 0x00010001u;
+            v |= move_bit<(G & 3) * 4 + P + 2, SHIFT + 10>(h) & TOP * 0x01000100u;
+        }
+        return BIAS == 0 ? v : v ^ 0x80808080u;
+    }
+    template <int G> __device__ static void four(const uint4 (&q)[NQ], int r, uint32_t (&out)[2])
+    {
+        out[0] = word_of<G, 0>(q, r);
+        out[1] = word_of<G, 1>(q, r);
+    }
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
@@ -137,7 +193,13 @@ template <int HIGH, int BIAS> struct two_bits {
 /* Signed bytes. Seven bits fit behind 0x4300, and bit 7 is the lowest bit of the exponent there: 128 or 256, which is
  * what has to be taken away. */
 struct bytes {
-    static constexpr int K = STEP, NQ = 8, PARTS = 1;
+    static constexpr int K = STEP, NQ = 8, PARTS = 1, SHIFT = 0;
+    static constexpr bool SPREAD = false;
+    template <int G> __device__ static void four(const uint4 (&q)[NQ], int r, uint32_t (&out)[2])
+    {
+        out[0] = word(q[G], r * 2);
+        out[1] = word(q[G], r * 2 + 1);
+    }
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
@@ -155,7 +217,17 @@ struct bytes {
 
 /* Nibbles that choose one of sixteen levels, given as the high and the low bytes of their bf16. T: high[4], low[4]. */
 template <class T> struct levels {
-    static constexpr int K = STEP, NQ = 4, PARTS = 1;
+    static constexpr int K = STEP, NQ = 4, PARTS = 1, SHIFT = 0;
+    static constexpr bool SPREAD = false;
+    template <int G> __device__ static void four(const uint4 (&q)[NQ], int r, uint32_t (&out)[2])
+    {
+        constexpr uint32_t whole[4] = {T::whole[0], T::whole[1], T::whole[2], T::whole[3]};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t v = word(q[G / 2], (G & 1) * 2 + r) >> (16 * i);
+            out[i] = choose(whole, v & 0x7777u, (v >> 1 & 0x4444u) | 0x3210u);
+        }
+    }
     __device__ static uint32_t choose(const uint32_t (&t)[4], uint32_t below8, uint32_t which)
     {
         return __byte_perm(__byte_perm(t[0], t[1], below8), __byte_perm(t[2], t[3], below8), which);
@@ -194,6 +266,12 @@ constexpr uint32_t level_bytes(const int (&levels)[16], int first, int shift)
     for (int i = 0; i < 4; ++i) out |= (bf16_of(levels[first + i]) >> shift & 255u) << (8 * i);
     return out;
 }
+constexpr uint32_t whole_bytes(const int (&levels)[16], int first)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 4; ++i) out |= (static_cast<uint32_t>(levels[first + i]) & 255u) << (8 * i);
+    return out;
+}
 struct iq4_levels {
     static constexpr int of[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                    1,    13,   25,  38,  53,  69,  89,  113};
@@ -201,6 +279,8 @@ struct iq4_levels {
                                          level_bytes(of, 8, 8), level_bytes(of, 12, 8)};
     static constexpr uint32_t low[4] = {level_bytes(of, 0, 0), level_bytes(of, 4, 0),
                                         level_bytes(of, 8, 0), level_bytes(of, 12, 0)};
+    static constexpr uint32_t whole[4] = {whole_bytes(of, 0), whole_bytes(of, 4), whole_bytes(of, 8),
+                                          whole_bytes(of, 12)};
 };
 struct e2m1_levels { /* doubled, as the scales are halved */
     static constexpr int of[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -208,12 +288,15 @@ struct e2m1_levels { /* doubled, as the scales are halved */
                                          level_bytes(of, 8, 8), level_bytes(of, 12, 8)};
     static constexpr uint32_t low[4] = {level_bytes(of, 0, 0), level_bytes(of, 4, 0),
                                         level_bytes(of, 8, 0), level_bytes(of, 12, 0)};
+    static constexpr uint32_t whole[4] = {whole_bytes(of, 0), whole_bytes(of, 4), whole_bytes(of, 8),
+                                          whole_bytes(of, 12)};
 };
 
 /* bf16 as it is; f16 as two bf16 that add up to it (eight bits and the three below). They stay rows, which cuBLAS can read
  * too: load 2 G + r is of row g + 8 r, and its word P is pair P. */
 template <bool F16> struct shorts {
     static constexpr int K = 128, NQ = 8, PARTS = F16 ? 2 : 1;
+    static constexpr bool SPREAD = false;
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int part, uint32_t)
     {
@@ -233,11 +316,13 @@ template <bool F16> struct shorts {
 
 /* ---- scales: HB bytes a row in a first array, HB2 in a second; load(), then open(BYTES in a register) once a step;
  * scale(G, s) and min(G, s) of row g + 8 r, s: which 16 of the group. What open() left stays when the next step is loaded.
+ * WHOLE: scales are whole numbers times unit(), whole(G, s), and minima too: four of them, lows(j) from group 4 j on (or from
+ * run 4 j of 16 on), times low_unit(). (Sums of a step stay below 2^31: sums of 32 bytes' products times these.)
  * Packing: store(block, first, second): block(n) is the n-th block of the row's step, NULL where the row has none. ---- */
 
 struct no_scales {
     static constexpr int HB = 0, HB2 = 0;
-    static constexpr bool SUB16 = false, MIN = false, NONE = true;
+    static constexpr bool SUB16 = false, MIN = false, NONE = true, WHOLE = false;
     __device__ void load(const unsigned char *, const unsigned char *)
     {
     }
@@ -260,7 +345,7 @@ struct no_scales {
 /* Eight halves, one for each 32 columns. With MIN eight more, of what is added. AT: where the block has them. */
 template <bool WITH_MIN> struct halves {
     static constexpr int HB = 16, HB2 = WITH_MIN ? 16 : 0;
-    static constexpr bool SUB16 = false, MIN = WITH_MIN, NONE = false;
+    static constexpr bool SUB16 = false, MIN = WITH_MIN, NONE = false, WHOLE = false;
     uint4 next_d, next_m, d, m;
     __device__ void load(const unsigned char *first, const unsigned char *second)
     {
@@ -297,7 +382,7 @@ template <bool WITH_MIN> struct halves {
 /* Q4_K, Q5_K: d, dmin and twelve bytes, as the block has them. */
 struct k45 {
     static constexpr int HB = 16, HB2 = 0;
-    static constexpr bool SUB16 = false, MIN = true, NONE = false;
+    static constexpr bool SUB16 = false, MIN = true, NONE = false, WHOLE = true;
     uint4 raw;
     uint32_t sc[2], mn[2], bytes;
     float d, dmin, down, down_min;
@@ -326,6 +411,22 @@ struct k45 {
     {
         return fmaf(byte_float(mn[G >> 2], G & 3, bytes), dmin, down_min);
     }
+    __device__ int whole(int G, int) const
+    {
+        return byte_of(sc[G >> 2], G & 3);
+    }
+    __device__ float unit() const
+    {
+        return d;
+    }
+    __device__ uint32_t lows(int j) const
+    {
+        return j == 0 ? mn[0] : j == 1 ? mn[1] : 0;
+    }
+    __device__ float low_unit() const
+    {
+        return dmin;
+    }
     template <class B> __device__ static void store(B block, unsigned char *first, unsigned char *)
     {
         const unsigned char *b = block(0);
@@ -338,7 +439,7 @@ struct k45 {
 /* Bytes that hold a signed scale + 128, and one half d: N = 16 for 16 columns each (Q3_K, Q6_K), 8 for 32 (IQ4_XS). */
 template <int N, uint32_t TYPE> struct biased {
     static constexpr int HB = N, HB2 = 2;
-    static constexpr bool SUB16 = N == 16, MIN = false, NONE = false;
+    static constexpr bool SUB16 = N == 16, MIN = false, NONE = false, WHOLE = true;
     uint4 next, raw;
     uint32_t half, bytes;
     float d, down;
@@ -364,6 +465,15 @@ template <int N, uint32_t TYPE> struct biased {
     {
         const int at = N == 16 ? 2 * G + s : G;
         return fmaf(byte_float(word(raw, at >> 2), at & 3, bytes), d, down);
+    }
+    __device__ int whole(int G, int s) const
+    {
+        const int at = N == 16 ? 2 * G + s : G;
+        return signed_byte_of(word(raw, at >> 2) ^ 0x80808080u, at & 3);
+    }
+    __device__ float unit() const
+    {
+        return d;
     }
     __device__ float min(int, int) const
     {
@@ -391,7 +501,7 @@ template <int N, uint32_t TYPE> struct biased {
 /* Q2_K: a nibble of scale and one of minimum for 16 columns, d and dmin. */
 struct q2 {
     static constexpr int HB = 16, HB2 = 4;
-    static constexpr bool SUB16 = true, MIN = true, NONE = false;
+    static constexpr bool SUB16 = true, MIN = true, NONE = false, WHOLE = true;
     uint4 next, raw;
     uint32_t halves, bytes;
     float d, dmin, down, down_min;
@@ -413,6 +523,22 @@ struct q2 {
     {
         return fmaf(byte_float(word(raw, G >> 1) & 0x0f0f0f0fu, 2 * (G & 1) + s, bytes), d, down);
     }
+    __device__ int whole(int G, int s) const
+    {
+        return byte_of(word(raw, G >> 1) & 0x0f0f0f0fu, 2 * (G & 1) + s);
+    }
+    __device__ float unit() const
+    {
+        return d;
+    }
+    __device__ uint32_t lows(int j) const
+    {
+        return word(raw, j) >> 4 & 0x0f0f0f0fu;
+    }
+    __device__ float low_unit() const
+    {
+        return dmin;
+    }
     __device__ float min(int G, int s) const
     {
         return fmaf(byte_float(word(raw, G >> 1) >> 4 & 0x0f0f0f0fu, 2 * (G & 1) + s, bytes), dmin,
@@ -430,7 +556,7 @@ struct q2 {
 /* MXFP4: eight exponents. NVFP4: sixteen numbers of eight bits. */
 template <bool NV> struct small_floats {
     static constexpr int HB = NV ? 16 : 8, HB2 = 0;
-    static constexpr bool SUB16 = NV, MIN = false, NONE = false;
+    static constexpr bool SUB16 = NV, MIN = false, NONE = false, WHOLE = false;
     uint4 next, raw;
     __device__ void load(const unsigned char *first, const unsigned char *)
     {
@@ -518,10 +644,10 @@ PLANES_FORMAT(NVFP4, is_nvfp4, b[4 + (i >> 4 << 3) + (i & 7)] >> (i >> 1 & 4) & 
 
 /* ---- a step in registers ---- */
 
-/* Column of element e of group G within its step, for lane 4 g + j. */
-template <bool SUB16> __device__ __forceinline__ int column_of(int G, int j, int e)
+/* Column of element i, in their order, of group G within its step, for lane 4 g + j. */
+template <bool SUB16> __device__ __forceinline__ int column_of(int G, int j, int i)
 {
-    return 32 * G + (SUB16 ? 16 * (e >> 2) + 4 * j + (e & 3) : 8 * j + e);
+    return 32 * G + (SUB16 ? 16 * (i >> 2) + 4 * j + (i & 3) : 8 * j + i);
 }
 
 template <uint32_t TYPE> struct step {
@@ -529,6 +655,18 @@ template <uint32_t TYPE> struct step {
     using H = typename fmt<TYPE>::scales;
     static constexpr int K = C::K, GROUPS = C::K / 32, NQ = C::NQ, PARTS = C::PARTS;
     static constexpr bool ROWS = TYPE == BP_GGUF_BF16 || TYPE == BP_GGUF_F16;
+    /* A scale is for 16 columns, so the words that four() makes must not mix them. */
+    static constexpr bool MIXED = C::SPREAD && H::SUB16;
+    /* Which element, in the order of columns, code e is; which one byte b of word n of four() is. */
+    __device__ static constexpr int index_of(int e)
+    {
+        return MIXED ? (e >> 1 & 1) * 4 + (e >> 2) * 2 + (e & 1) : e;
+    }
+    __device__ static constexpr int byte_of(int n, int b)
+    {
+        if (C::SPREAD) return index_of((b & 1) * 4 + 2 * n + (b >> 1));
+        return TYPE == BP_GGUF_Q8_0 ? 4 * n + (b & 1) * 2 + (b >> 1) : 4 * n + b;
+    }
     static constexpr int CODE_BYTES = NQ * LANES * 16;
     /* Of a strip's step, and from one step to the next. */
     static constexpr int BYTES = CODE_BYTES + STRIP * (H::HB + H::HB2),
@@ -580,14 +718,15 @@ template <uint32_t TYPE> struct step {
         h[0].open(as_bytes);
         h[1].open(as_bytes);
     }
-    /* The A fragment of one mma: M = 0 for e < 4, 1 above. */
+    /* The A fragment of one mma: M = 0 for elements 0 to 3, 1 above. */
     template <int G, int M>
     __device__ __forceinline__ void fragment(uint32_t (&a)[4], int part) const
     {
-        a[0] = C::template pair<G, 2 * M>(q, 0, part, magic);
-        a[1] = C::template pair<G, 2 * M>(q, 1, part, magic);
-        a[2] = C::template pair<G, 2 * M + 1>(q, 0, part, magic);
-        a[3] = C::template pair<G, 2 * M + 1>(q, 1, part, magic);
+        constexpr int P = MIXED ? M : 2 * M, NEXT = MIXED ? M + 2 : 2 * M + 1;
+        a[0] = C::template pair<G, P>(q, 0, part, magic);
+        a[1] = C::template pair<G, P>(q, 1, part, magic);
+        a[2] = C::template pair<G, NEXT>(q, 0, part, magic);
+        a[3] = C::template pair<G, NEXT>(q, 1, part, magic);
     }
 };
 

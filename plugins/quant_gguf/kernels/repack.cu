@@ -37,7 +37,7 @@ template <uint32_t TYPE> __global__ void __launch_bounds__(THREADS) repack_kerne
         const int w = i & 3, lane = i >> 2 & 31, v = i >> 7;
         const auto code = [&](int r, int G, int e) -> uint32_t {
             const int64_t row = first_row + (lane >> 2) + 8 * r;
-            const int64_t col = first_col + planes::column_of<S::H::SUB16>(G, lane & 3, e);
+            const int64_t col = first_col + planes::column_of<S::H::SUB16>(G, lane & 3, S::index_of(e));
             if (row >= in.n_rows || col >= in.cover) return 0;
             return fmt<TYPE>::code(in.raw + row * in.raw_pitch + col / B::n * B::bytes,
                                    static_cast<int>(col % B::n));
@@ -82,7 +82,7 @@ struct rows_out {
     float scale;
 };
 
-/* Value e of row g + 8 r of a group whose fragments are a. */
+/* Element e, in the order of columns, of row g + 8 r of a group whose fragments are a. */
 template <class S>
 __device__ __forceinline__ float value_of(const S &s, const uint32_t (&a)[S::PARTS][2][4], int G,
                                           int r, int e)

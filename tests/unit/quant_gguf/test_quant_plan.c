@@ -111,41 +111,57 @@ START_TEST(bad_tensors_are_refused_with_a_clause)
 }
 END_TEST
 
+static void expect_cut(struct plan_cut got, uint32_t blocks, uint32_t whole)
+{
+    ck_assert_uint_eq(got.blocks, blocks);
+    ck_assert_uint_eq(got.whole, whole);
+}
+
 START_TEST(blocks_fill_the_device)
 {
-    ck_assert_uint_eq(plan_gemv(256, 56, 132, 2), 264); /* 4096 x 14336 */
-    ck_assert_uint_eq(plan_gemv(36, 28, 132, 3), 126);  /* 576 x 7168: one step for each warp */
-    ck_assert_uint_eq(plan_gemv(1, 1, 132, 3), 1);
-    ck_assert_uint_eq(plan_gemv(8080, 28, 132, 2),
-                      505); /* no warp has more than the steps of two strips */
-    ck_assert_uint_eq(plan_gemv(0, 28, 132, 3), 1);
-    ck_assert_uint_eq(plan_gemv(100000, 100, 10000, 3), 100000 / 16);
+    expect_cut(plan_gemv(256, 1, 56, 132, 2, 8), 256, 1); /* 4096 x 14336: a strip for each */
+    expect_cut(plan_gemv(896, 1, 16, 132, 1, 16), 132, 1);
+    expect_cut(plan_gemv(36, 1, 28, 132, 2, 8), 36, 1); /* 576 x 7168: sharing would cost more than three more steps */
+    expect_cut(plan_gemv(36, 1, 560, 132, 1, 16), 132, 0); /* so many steps are shared */
+    expect_cut(plan_gemv(1, 1, 1, 132, 3, 8), 1, 1);
+    expect_cut(plan_gemv(0, 1, 28, 132, 3, 8), 1, 1);
+    /* No warp has more than the steps of two strips, and all rounds are full. */
+    expect_cut(plan_gemv(8080, 1, 28, 132, 2, 8), 528, 1);
+    expect_cut(plan_gemv(8080, 1, 28, 132, 1, 16), 264, 1);
+    expect_cut(plan_gemv(448, 2, 28, 132, 1, 16), 132, 1);
 }
 END_TEST
 
-/* As the kernel cuts the line of steps: no block is empty, no warp sees more than three strips. */
+/* As the kernel cuts the line of steps: no block is empty, whole units stay whole, no warp sees more than three strips. */
 START_TEST(every_block_has_work_and_no_warp_too_many_strips)
 {
     struct bpi_rng rng;
+    uint32_t n_whole = 0;
     bpi_rng_seed(&rng, 11);
     for (int i = 0; i < 3000; ++i) {
-        const int64_t strips = 1 + (int64_t)bpi_rng_below(&rng, 3000),
+        const int64_t units = 1 + (int64_t)bpi_rng_below(&rng, 3000),
+                      of = 1 + (int64_t)bpi_rng_below(&rng, 2),
                       steps = 1 + (int64_t)bpi_rng_below(&rng, i % 2 == 0 ? 5 : 100);
         const uint32_t n_sm = 1 + (uint32_t)bpi_rng_below(&rng, 300);
-        const int64_t blocks = plan_gemv(strips, steps, n_sm, 1 + (uint32_t)bpi_rng_below(&rng, 3)),
-                      n = strips * steps;
+        const int64_t n_warp = 4 << bpi_rng_below(&rng, 3);
+        const struct plan_cut cut =
+            plan_gemv(units, of, steps, n_sm, 1 + (uint32_t)bpi_rng_below(&rng, 3), (uint32_t)n_warp);
+        const int64_t grain = cut.whole != 0 ? of * steps : 1, n = units * of * steps / grain;
+        const int64_t blocks = cut.blocks, each = n / blocks, more = n % blocks;
         ck_assert_int_le(blocks, n);
-        const int64_t each = n / blocks, more = n % blocks;
+        n_whole += cut.whole;
         for (int64_t b = 0; b < blocks; ++b) {
-            const int64_t begin = b * each + (b < more ? b : more), len = each + (b < more ? 1 : 0);
+            const int64_t begin = (b * each + (b < more ? b : more)) * grain,
+                          len = (each + (b < more ? 1 : 0)) * grain;
             ck_assert_int_ge(len, 1);
-            for (int64_t w = 0; w < PLAN_WARPS; ++w) {
-                const int64_t from = begin + len * w / PLAN_WARPS,
-                              to = begin + len * (w + 1) / PLAN_WARPS;
+            for (int64_t w = 0; w < n_warp; ++w) {
+                const int64_t from = begin + len * w / n_warp, to = begin + len * (w + 1) / n_warp;
                 if (from < to) ck_assert_int_le((to - 1) / steps - from / steps + 1, 3);
             }
         }
     }
+    ck_assert_uint_gt(n_whole, 100);
+    ck_assert_uint_lt(n_whole, 2900);
 }
 END_TEST
 

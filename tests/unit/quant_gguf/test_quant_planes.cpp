@@ -104,6 +104,40 @@ static unsigned char random_byte()
 
 static long n_bad, n_seen;
 
+/* The same codes as signed bytes: each byte of a word, times its scale, is the weight at the column it says it is of, and
+ * where a scale is for 16 columns a word keeps to one of them. */
+template <uint32_t TYPE, int G> static void check_bytes(const step<TYPE> &s, const std::vector<float> &want, int lane)
+{
+    using S = step<TYPE>;
+    for (int r = 0; r < 2; ++r) {
+        uint32_t words[2];
+        S::C::template four<G>(s.q, r, words);
+        for (int n = 0; n < 8; ++n) {
+            const int at = S::byte_of(n >> 2, n & 3), sub = S::H::SUB16 ? n >> 2 : 0;
+            const int code = static_cast<signed char>(words[n >> 2] >> (8 * (n & 3)) & 255u);
+            float v = s.h[r].scale(G, sub) * (static_cast<float>(code) / static_cast<float>(1 << S::C::SHIFT));
+            if (S::H::MIN) v = v - s.h[r].min(G, sub);
+            if constexpr (S::H::WHOLE) {
+                bool same = s.h[r].scale(G, sub) == s.h[r].unit() * static_cast<float>(s.h[r].whole(G, sub));
+                if constexpr (S::H::MIN) {
+                    const int at_low = S::H::SUB16 ? 2 * G + sub : G;
+                    const uint32_t low = s.h[r].lows(at_low >> 2) >> (8 * (at_low & 3)) & 255u;
+                    same = same && s.h[r].min(G, sub) == s.h[r].low_unit() * static_cast<float>(low);
+                }
+                if (!same && n_bad++ < 10)
+                    printf("type %u row %d group %d: its scale is not the whole number times the unit\n",
+                           static_cast<unsigned>(TYPE), (lane >> 2) + 8 * r, G);
+            }
+            const int row = (lane >> 2) + 8 * r, col = planes::column_of<S::H::SUB16>(G, lane & 3, at);
+            const float exact = want[static_cast<size_t>(row * S::K + col)];
+            ++n_seen;
+            if ((!(v == exact) || (S::H::SUB16 && at >> 2 != sub)) && n_bad++ < 10)
+                printf("type %u row %d column %d: %a as bytes, expected %a\n", static_cast<unsigned>(TYPE), row, col,
+                       static_cast<double>(v), static_cast<double>(exact));
+        }
+    }
+}
+
 /* Everything that one lane holds of one group and the ones after it. */
 template <uint32_t TYPE, int G = 0> static void check_groups(const step<TYPE> &s, const std::vector<float> &want, int lane)
 {
@@ -130,6 +164,7 @@ template <uint32_t TYPE, int G = 0> static void check_groups(const step<TYPE> &s
                 printf("type %u row %d column %d: %a, expected %a\n", static_cast<unsigned>(TYPE), row, col,
                        static_cast<double>(v), static_cast<double>(exact));
         }
+        if constexpr (!S::ROWS) check_bytes<TYPE, G>(s, want, lane);
         check_groups<TYPE, G + 1>(s, want, lane);
     }
 }
@@ -161,7 +196,7 @@ template <uint32_t TYPE> static void check_step(int n_blocks)
     for (int i = 0; i < S::NQ * 32 * 4 && !S::ROWS; ++i) {
         const int w = i & 3, lane = i >> 2 & 31, v = i >> 7;
         const auto code = [&](int r, int G, int e) -> uint32_t {
-            const int row = (lane >> 2) + 8 * r, col = planes::column_of<S::H::SUB16>(G, lane & 3, e);
+            const int row = (lane >> 2) + 8 * r, col = planes::column_of<S::H::SUB16>(G, lane & 3, S::index_of(e));
             return col >= n_blocks * B::n ? 0 : fmt<TYPE>::code(row_of(row) + col / B::n * B::bytes, col % B::n);
         };
         if constexpr (!S::ROWS) {
