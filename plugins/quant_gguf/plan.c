@@ -128,6 +128,8 @@ void plan_scratch(struct bp_area *a, const struct plan_need *need, struct plan_s
     const uint64_t rows = (uint64_t)need->rows;
     /* A part of a tensor begins and ends inside of blocks, of up to 256 columns. */
     const uint64_t ld = (uint64_t)round_up(need->cols + 2 * PLAN_X_PAD, PLAN_X_PAD);
+    /* First, because the area begins where cuBLAS wants its workspace to: at a multiple of 256; parts do of 64. */
+    if (need->gemm != 0) out->blas = take(a, PLAN_BLAS_BYTES, 1, 1);
     out->stage = take(a, pass, ld, PLAN_PARTS * sizeof(uint16_t));
     /* Two units of two strips from each block; blocks as plan_gemv() answers for four weights. */
     const uint64_t blocks = PLAN_BLOCKS + 4 * (rows / PLAN_STRIP + 1) / (2 * PLAN_WARPS) + 1;
@@ -139,5 +141,4 @@ void plan_scratch(struct bp_area *a, const struct plan_need *need, struct plan_s
     out->norm = take(a, need->n_tok, (uint64_t)plan_slab_ld(need->cols), bytes);
     out->slab = take(a, n, (uint64_t)plan_slab_ld(need->cols), bytes);
     for (int i = 0; i < 2; ++i) out->sums[i] = (float *)take(a, need->n_tok, n, sizeof(float));
-    out->blas = take(a, PLAN_BLAS_BYTES, 1, 1);
 }
