@@ -34,15 +34,16 @@ static int32_t dense_supports(void *self, const void *problem, struct bp_verdict
     return bp_verdict_done(v, BP_CAPTURE_ANY, multiplies ? BP_DET_RUN : BP_DET_BATCH, -1.0);
 }
 
-/* argmax: a counter per row, zero between calls, and the best of each part of a row. */
+/* matmul: what cuBLAS works in. argmax: a counter per row, zero between calls, and the best of each part of a row. The
+ * counters are all that the op keeps: one bound op may serve both, and cuBLAS leaves its memory dirty. */
 static int32_t dense_workspace(void *self, const void *problem_max, struct bp_workspace *out,
                                struct bp_error *err)
 {
     const struct bp_dense_problem *p = problem_max;
     (void)self, (void)err;
     if (p->op == BP_DENSE_OP_MATMUL) {
-        BP_TRY(bp_workspace_set(out, BP_CUDA_BLAS_BYTES, 0, 0, 0));
-        out->align = 256;
+        BP_TRY(bp_workspace_set(out, 0, 0, BP_CUDA_BLAS_BYTES, 0));
+        out->align = BP_CUDA_BLAS_ALIGN;
         return BP_OK;
     }
     if (p->op != BP_DENSE_OP_ARGMAX) return bp_workspace_set(out, 0, 0, 0, 0);

@@ -259,9 +259,13 @@ int32_t dc_matmul(void *self, const struct bp_launch *l, const struct bp_dense_m
         (a->c.dtype != a->a.dtype && a->c.dtype != BP_DT_F32))
         return fail_shapes(err, op, "a", &a->a, "c", &a->c);
     if (batch == 0 || m == 0 || n == 0) return BP_OK;
+    if (l->scratch_bytes < BP_CUDA_BLAS_BYTES)
+        return bp_error_number(
+            err, BP_E_ARG, DC_NAME, op,
+            "the scratch is smaller than workspace() said: ", (int64_t)l->scratch_bytes, " bytes");
     BP_TRY(bp_cuda_use(d->dev, err, DC_NAME, op));
-    BP_TRY(bp_cuda_blas_begin(d->blas, l->stream, l->persistent, BP_CUDA_BLAS_BYTES, err, DC_NAME,
-                              op));
+    BP_TRY(
+        bp_cuda_blas_begin(d->blas, l->stream, l->scratch, BP_CUDA_BLAS_BYTES, err, DC_NAME, op));
     return bp_cuda_blas_status(err, DC_NAME, op,
                                bp_cuda_blas_abt(d->blas, &x, &w, &y, m, n, k, batch, 1.0f, 0.0f),
                                "the product was not started");

@@ -191,7 +191,8 @@ START_TEST(memory_is_asked_for)
     ck_assert_uint_eq(ws.scratch_bytes, 512 * 32 * 8);
     p = problem(BP_DENSE_OP_MATMUL);
     ck_assert_int_eq(op.vt->workspace(op.self, &p, &ws, NULL), BP_OK);
-    ck_assert(ws.persistent_bytes == 32 << 20 && ws.align == 256 && ws.scratch_bytes == 0);
+    /* Nothing of cuBLAS's lies where argmax keeps its counters: a bound op may be asked for both. */
+    ck_assert(ws.persistent_bytes == 0 && ws.align == 256 && ws.scratch_bytes == 32 << 20);
     p = problem(BP_DENSE_OP_RMS);
     ck_assert_int_eq(op.vt->workspace(op.self, &p, &ws, NULL), BP_OK);
     ck_assert(ws.persistent_bytes == 0 && ws.scratch_bytes == 0 && ws.plan_bytes == 0);

@@ -2,8 +2,8 @@
  * engine's workspace, its errors as ours; and the row-major product that backends want.
  * cublasSetStream gives the handle its default workspace back, so stream and workspace are always set together here: with
  * memory of its own cuBLAS would allocate in a step and could share it between streams.
- * Header only, C11 and C++17; link with LIBS ${BACKPLANE_CUBLAS}. Numeric: sums in f32, never TF32; the same call gives the
- * same bits, but a row's bits may depend on the number of rows (determinism RUN).
+ * Header only, C11 and C++17; link with LIBS ${BACKPLANE_CUBLAS}. Numeric: sums in f32, never TF32, and parts of a sum that
+ * was split are not rounded to 16 bits before they are added; the same call gives the same bits, but a row's bits may depend on the number of rows (determinism RUN).
  * Threads: one call per handle at a time. SPDX-License-Identifier: MIT */
 #ifndef BP_CUDA_BLAS_H
 #define BP_CUDA_BLAS_H
@@ -14,8 +14,9 @@
 
 BP_EXTERN_C_BEGIN
 
-/* What an op asks for with workspace(), as persistent memory; cuBLAS's own advice for sm_90. */
-enum { BP_CUDA_BLAS_BYTES = 32 << 20 };
+/* What an op asks for with workspace(), aligned to 256 bytes; cuBLAS's own advice for sm_90. Products leave anything there and
+ * expect nothing, so scratch will do; never memory in which the op keeps something. */
+enum { BP_CUDA_BLAS_BYTES = 32 << 20, BP_CUDA_BLAS_ALIGN = 256 };
 
 /* bp_cuda_blas_status - as bp_cuda_status, for cuBLAS. */
 static inline int32_t bp_cuda_blas_status(struct bp_error *err, const char *domain, const char *where, cublasStatus_t s,
@@ -41,12 +42,20 @@ static inline int32_t bp_cuda_blas_status(struct bp_error *err, const char *doma
 static inline int32_t bp_cuda_blas_create(cublasHandle_t *out, struct bp_error *err, const char *domain, const char *where)
 {
     *out = NULL;
-    const cublasStatus_t s = cublasCreate(out);
-    if (s != CUBLAS_STATUS_SUCCESS) *out = NULL;
-    return bp_cuda_blas_status(err, domain, where, s, "cuBLAS could not begin");
+    cublasStatus_t s = cublasCreate(out);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        *out = NULL;
+        return bp_cuda_blas_status(err, domain, where, s, "cuBLAS could not begin");
+    }
+    const int mode = (int)CUBLAS_DEFAULT_MATH | (int)CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+    s = cublasSetMathMode(*out, (cublasMath_t)mode);
+    if (s == CUBLAS_STATUS_SUCCESS) return BP_OK;
+    (void)cublasDestroy(*out);
+    *out = NULL;
+    return bp_cuda_blas_status(err, domain, where, s, "cuBLAS did not take its mode");
 }
 
-/* bp_cuda_blas_begin - what follows runs on `stream` in workspace[n_bytes] (256-byte aligned). Before the products of every
+/* bp_cuda_blas_begin - what follows runs on `stream` in workspace[n_bytes], at BP_CUDA_BLAS_ALIGN. Before the products of every
  * call. */
 static inline int32_t bp_cuda_blas_begin(cublasHandle_t h, void *stream, void *workspace, uint64_t n_bytes,
                                          struct bp_error *err, const char *domain, const char *where)
