@@ -56,10 +56,6 @@ __device__ __forceinline__ int byte_of(uint32_t w, int n)
 {
     return static_cast<int>(__byte_perm(w, 0, 0x4440u | static_cast<uint32_t>(n)));
 }
-__device__ __forceinline__ int signed_byte_of(uint32_t w, int n)
-{
-    return static_cast<int>(__byte_perm(w, 0, 0x8880u | static_cast<uint32_t>(n) * 0x1111u));
-}
 __device__ __forceinline__ uint32_t word(const uint4 &v, int i)
 {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;

@@ -40,6 +40,13 @@ template <uint32_t MASK> __device__ __forceinline__ uint32_t and_or(uint32_t w, 
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(w), "n"(MASK), "r"(or_));
     return v;
 }
+/* Byte n of w with its sign. __byte_perm() ignores what makes the instruction spread a sign. */
+__device__ __forceinline__ int signed_byte_of(uint32_t w, int n)
+{
+    int v;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(v) : "r"(w), "r"(0x8880u | static_cast<uint32_t>(n) * 0x1111u));
+    return v;
+}
 __device__ __forceinline__ uint32_t sub_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t v;

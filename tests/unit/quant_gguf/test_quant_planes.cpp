@@ -22,15 +22,14 @@ struct uint2 {
 struct uint4 {
     uint32_t x, y, z, w;
 };
+/* As CUDA documents it: bit 3 of a choice does not count, unlike that of the instruction. */
 static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t choice)
 {
     const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
     uint32_t out = 0;
     for (int i = 0; i < 4; ++i) {
-        const uint32_t n = choice >> (4 * i) & 15u;
-        uint32_t byte = static_cast<uint32_t>(bytes >> (8 * (n & 7u)) & 255u);
-        if ((n & 8u) != 0) byte = (byte & 128u) != 0 ? 255u : 0u;
-        out |= byte << (8 * i);
+        const uint32_t n = choice >> (4 * i) & 7u;
+        out |= static_cast<uint32_t>(bytes >> (8 * n) & 255u) << (8 * i);
     }
     return out;
 }
@@ -61,6 +60,10 @@ namespace planes
 static void copy16(void *to, const void *from)
 {
     memcpy(to, from, 16);
+}
+static int signed_byte_of(uint32_t w, int n)
+{
+    return static_cast<signed char>(w >> (8 * n) & 255u);
 }
 static uint32_t opaque(uint32_t v)
 {
