@@ -55,12 +55,14 @@ static inline int32_t bp_cuda_code(cudaError_t e)
 }
 
 /* bp_cuda_status - BP_OK, or the status of e with a sentence in *err: what failed, CUDA's words and number, what to do.
+ * The run time forgets e, so that the next launch, which asks for the last error, does not find one that was told already.
  * domain: the plugin's name; where: op or tensor; what: "the kernel was not started", "the copy failed". */
 static inline int32_t bp_cuda_status(struct bp_error *err, const char *domain, const char *where, cudaError_t e,
                                      const char *what)
 {
     struct bp_text t;
     if (e == cudaSuccess) return BP_OK;
+    (void)cudaGetLastError();
     const int32_t code = bp_error_begin(err, &t, bp_cuda_code(e), domain, where);
     bp_text_add(&t, what);
     bp_text_add(&t, ": ");
@@ -93,6 +95,7 @@ static inline int32_t bp_cuda_oom(struct bp_error *err, const char *domain, cons
     struct bp_text t;
     size_t free_bytes = 0, total_bytes = 0;
     const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes);
+    (void)cudaGetLastError();
     if (bp_cuda_is_lost(e)) return bp_cuda_status(err, domain, where, e, "the device was asked for its memory");
     const int32_t code = bp_error_begin(err, &t, BP_E_DEVMEM, domain, where);
     bp_text_add(&t, what);
@@ -109,7 +112,8 @@ static inline int32_t bp_cuda_oom(struct bp_error *err, const char *domain, cons
 
 /* ---- device and memory ---------------------------------------------------------------------------------------- */
 
-/* bp_cuda_use - makes dev's primary context current on this thread; nothing happens when it is already. */
+/* bp_cuda_use - makes dev's primary context current on this thread; nothing happens when it is already. First in every
+ * call that touches the device: one thread may drive several devices, one call after the other. */
 static inline int32_t bp_cuda_use(const struct bp_device *dev, struct bp_error *err, const char *domain, const char *where)
 {
     return bp_cuda_status(err, domain, where, cudaSetDevice(dev->ordinal), "the device cannot be used");
@@ -128,6 +132,15 @@ static inline int32_t bp_cuda_alloc(void **out, uint64_t n_bytes, struct bp_erro
     (void)cudaGetLastError(); /* it was told; the next launch shall not find it */
     if (e == cudaErrorMemoryAllocation) return bp_cuda_oom(err, domain, where, what, n_bytes);
     return bp_cuda_status(err, domain, where, e, "device memory cannot be had");
+}
+
+/* bp_cuda_free - the end of what bp_cuda_alloc gave on dev, whichever device the thread had before; NULL is nothing. */
+static inline void bp_cuda_free(const struct bp_device *dev, void *p)
+{
+    if (p == NULL) return;
+    (void)cudaSetDevice(dev->ordinal);
+    (void)cudaFree(p);
+    (void)cudaGetLastError();
 }
 
 /* bp_cuda_sms - multiprocessors that a launch may count on: grids of persistent kernels. */
