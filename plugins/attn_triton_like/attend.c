@@ -126,8 +126,8 @@ static uint64_t take_parts(struct bp_area *area, uint64_t n_part_head, uint64_t 
 }
 
 /* The list is built in pinned memory and copied in stream order; the engine plans anew only when the step before has ended,
- * so nobody reads that memory while it is written. How many heads a query has is not in the metadata: the number that
- * workspace() was last asked about only decides how finely rows are cut. */
+ * so nobody reads that memory while it is written. How many heads a query has is not in the metadata: the most that workspace()
+ * was asked about decide how finely rows are cut. */
 static int32_t decode_plan(void *self, const struct bp_launch *l,
                            const struct bp_mla_decode_meta *m, struct bp_error *err)
 {
@@ -177,6 +177,7 @@ static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp
                           struct bp_error *err)
 {
     static const char op[] = "mla.decode run";
+    const struct attn_op *o = self;
     const struct bp_mla_decode_meta *m = a->meta;
     const struct bp_mla_meta *c = m->common;
     struct attn_plan_head *plan = l->plan;
@@ -184,8 +185,10 @@ static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp
     struct bp_area area;
     if (n_row == 0) return BP_OK;
     BP_TRY(decode_ports(a, op, err));
-    const struct attn_plan_shape s =
-        shape_of(self, n_row, ((const struct attn_op *)self)->n_head, m->max_kv);
+    if (a->q.dim[1] > (int64_t)o->n_head)
+        return bp_error_number(err, BP_E_ARG, ATTN_NAME, op, "workspace() was never asked about ",
+                               a->q.dim[1], " heads");
+    const struct attn_plan_shape s = shape_of(o, n_row, o->n_head, m->max_kv);
     const struct attn_plan_bounds b = attn_plan_bounds(&s);
     struct attn_decode x = {.q = attn_rows_of(&a->q),
                             .out = attn_rows_of(&a->out),
@@ -202,7 +205,7 @@ static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp
                             .n_latent = (uint32_t)a->out.dim[2],
                             .n_item = (uint32_t)b.n_item,
                             .scale = a->scale,
-                            .most_smem = (uint32_t)((const struct attn_op *)self)->dev->smem_bytes};
+                            .most_smem = (uint32_t)o->dev->smem_bytes};
     BP_TRY(attn_pool_open(&a->pool, "mla", a->q.dim[2], c->block_tok, op, &x.pool, err));
     if (a->lse.data != NULL) x.lse = attn_rows_of(&a->lse);
     if (a->idx.data != NULL) {
@@ -247,7 +250,8 @@ static int32_t decode_workspace(void *self, const void *problem_max, struct bp_w
     const struct attn_plan_bounds b = attn_plan_bounds(&s);
     struct bp_area area;
     float *part, *lse;
-    o->n_head = p->n_head;
+    /* Lists are made for the most heads that were asked about: with fewer the same list has room, too. */
+    if (p->n_head > o->n_head) o->n_head = p->n_head;
     bp_area_count(&area);
     const uint64_t scratch = take_parts(&area, b.n_part_head, p->kv_rank, &part, &lse);
     if (scratch == UINT64_MAX || b.n_bytes == UINT64_MAX)

@@ -21,7 +21,7 @@ struct attn_op {
     struct attn_plugin *plugin;
     const struct bp_device *dev;
     struct attn_common *common; /* bp.mla.common only */
-    uint32_t n_head;            /* bp.mla.decode: of the problem last sized */
+    uint32_t n_head;            /* bp.mla.decode: the most of any problem sized */
     uint32_t reserved;
 };
 
