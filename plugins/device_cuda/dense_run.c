@@ -8,8 +8,8 @@ static struct dc_rows rows_of(const struct bp_tensor *t)
     return (struct dc_rows){.data = t->data, .stride = t->stride[0], .dtype = t->dtype};
 }
 
-/* May memory be moved n elements at a time: rows at multiples of them, whatever the dtype? A single row's stride counts too: the
- * two ways add in different orders, and a row alone shall take the way that it takes among others. */
+/* May memory be moved n elements at a time: rows at multiples of them, whatever the dtype? A single row's stride counts
+ * too: the two ways add in different orders, and a row alone shall take the way that it takes among others. */
 static int is_wide(const struct bp_tensor *t, uint64_t n)
 {
     const uint64_t unit = n * (uint64_t)bp_dtype_bytes(t->dtype);
@@ -19,10 +19,26 @@ static int is_wide(const struct bp_tensor *t, uint64_t n)
     return ((uintptr_t)t->data & (unit - 1)) == 0;
 }
 
-static int same_rows(const struct bp_tensor *a, const struct bp_tensor *b)
+/* Of ndim dimensions, elements of the last one side by side, as kernels walk them. */
+static int lies_plain(const struct bp_tensor *t, uint32_t ndim)
 {
-    return bp_is_float(a->dtype) && bp_is_float(b->dtype) && a->dim[0] == b->dim[0] &&
-           a->dim[1] == b->dim[1];
+    return t->ndim == ndim && (t->dim[ndim - 1] <= 1 || t->stride[ndim - 1] == 1);
+}
+
+static int same_rows(const struct bp_tensor *a, const struct bp_tensor *b, uint32_t ndim)
+{
+    for (uint32_t d = 0; d < ndim; ++d) {
+        if (a->dim[d] != b->dim[d] || a->dim[d] < 0) return 0;
+    }
+    return bp_is_float(a->dtype) && bp_is_float(b->dtype) && lies_plain(a, ndim) &&
+           lies_plain(b, ndim);
+}
+
+/* What every row is multiplied with or shifted by. */
+static int is_vector(const struct bp_tensor *w, int64_t width)
+{
+    return w->dtype == BP_DT_F32 && lies_plain(w, 1) && w->dim[0] == width &&
+           (w->data != NULL || width == 0);
 }
 
 static void add_shape(struct bp_text *t, const char *name, const struct bp_tensor *x)
@@ -67,7 +83,8 @@ int32_t dc_embed(void *self, const struct bp_launch *l, const struct bp_dense_em
                                     .skip = t->skip,
                                     .scale = t->scale,
                                     .type = t->type};
-    if (a->y.dim[0] != e.n_rows || a->y.dim[1] != e.width || !bp_is_float(a->y.dtype))
+    if (a->ids.dtype != BP_DT_I32 || a->ids.ndim != 1 || a->y.dim[0] != e.n_rows ||
+        a->y.dim[1] != e.width || !bp_is_float(a->y.dtype) || !lies_plain(&a->y, 2))
         return fail_shapes(err, "dense.embed", "ids", &a->ids, "y", &a->y);
     if (e.n_rows == 0 || e.width == 0) return BP_OK;
     BP_TRY(bp_cuda_use(d->dev, err, DC_NAME, "dense.embed"));
@@ -89,8 +106,9 @@ int32_t dc_rms(void *self, const struct bp_launch *l, const struct bp_dense_rms_
                         .eps = a->eps,
                         .wide = a->x.dim[1] % 4 == 0 && is_wide(&a->x, 4) && is_wide(&a->y, 4) &&
                                 is_wide(&a->w, 4)};
-    if (!same_rows(&a->x, &a->y)) return fail_shapes(err, "dense.rms", "x", &a->x, "y", &a->y);
-    if (adds && !same_rows(&a->x, &a->add))
+    if (!same_rows(&a->x, &a->y, 2)) return fail_shapes(err, "dense.rms", "x", &a->x, "y", &a->y);
+    if (!is_vector(&a->w, n.width)) return fail_shapes(err, "dense.rms", "x", &a->x, "w", &a->w);
+    if (adds && !same_rows(&a->x, &a->add, 2))
         return fail_shapes(err, "dense.rms", "x", &a->x, "add", &a->add);
     if (adds) {
         n.add = rows_of(&a->add);
@@ -114,14 +132,23 @@ int32_t dc_layernorm(void *self, const struct bp_launch *l, const struct bp_dens
                               .eps = a->eps,
                               .wide = a->x.dim[1] % 4 == 0 && is_wide(&a->x, 4) &&
                                       is_wide(&a->y, 4) && is_wide(&a->w, 4) && is_wide(&a->b, 4)};
-    if (!same_rows(&a->x, &a->y))
+    if (!same_rows(&a->x, &a->y, 2))
         return fail_shapes(err, "dense.layernorm", "x", &a->x, "y", &a->y);
+    if (!is_vector(&a->w, n.width))
+        return fail_shapes(err, "dense.layernorm", "x", &a->x, "w", &a->w);
+    if (!is_vector(&a->b, n.width))
+        return fail_shapes(err, "dense.layernorm", "x", &a->x, "b", &a->b);
     if (n.n_rows == 0 || n.width == 0) return BP_OK;
     BP_TRY(bp_cuda_use(d->dev, err, DC_NAME, "dense.layernorm"));
     return bp_cuda_launched(err, DC_NAME, "dense.layernorm", dc_start_layernorm(&n, l->stream));
 }
 
 /* ---- rotation and pairs --------------------------------------------------------------------------- */
+
+static int is_table(const struct bp_tensor *t, int64_t half)
+{
+    return t->dtype == BP_DT_F32 && lies_plain(t, 2) && t->dim[1] == half;
+}
 
 int32_t dc_rope(void *self, const struct bp_launch *l, const struct bp_dense_rope_args *a,
                 struct bp_error *err)
@@ -150,8 +177,16 @@ int32_t dc_rope(void *self, const struct bp_launch *l, const struct bp_dense_rop
                                            a->x.dim[1] * a->x.dim[2] < INT32_MAX &&
                                            is_wide(&a->x, 8) && is_wide(&a->y, 8) &&
                                            is_wide(&a->cos_table, 4) && is_wide(&a->sin_table, 4)};
-    if (!same_rows(&a->x, &a->y) || a->x.dim[2] != a->y.dim[2] || a->x.dim[2] % 2 != 0)
+    if (!same_rows(&a->x, &a->y, 3) || a->x.dim[2] % 2 != 0)
         return fail_shapes(err, "dense.rope", "x", &a->x, "y", &a->y);
+    if (a->positions.dtype != BP_DT_I32 || a->positions.ndim != 1 ||
+        a->positions.dim[0] != r.n_rows)
+        return fail_shapes(err, "dense.rope", "x", &a->x, "positions", &a->positions);
+    if (!is_table(&a->cos_table, r.half))
+        return fail_shapes(err, "dense.rope", "x", &a->x, "cos_table", &a->cos_table);
+    if (!is_table(&a->sin_table, r.half) || a->sin_table.dim[0] != r.n_pos)
+        return fail_shapes(err, "dense.rope", "cos_table", &a->cos_table, "sin_table",
+                           &a->sin_table);
     if (r.n_rows == 0 || r.n_heads == 0 || r.half == 0) return BP_OK;
     BP_TRY(bp_cuda_use(d->dev, err, DC_NAME, "dense.rope"));
     return bp_cuda_launched(err, DC_NAME, "dense.rope", dc_start_rope(&r, l->stream));
@@ -170,8 +205,8 @@ static int32_t run_pair(const struct dc_dense *d, const struct bp_launch *l,
                               .silu = silu,
                               .wide = a->a.dtype == a->b.dtype && a->y.dim[1] % n == 0 &&
                                       is_wide(&a->a, n) && is_wide(&a->b, n) && is_wide(&a->y, n)};
-    if (!same_rows(&a->a, &a->b)) return fail_shapes(err, op, "a", &a->a, "b", &a->b);
-    if (!same_rows(&a->a, &a->y)) return fail_shapes(err, op, "a", &a->a, "y", &a->y);
+    if (!same_rows(&a->a, &a->b, 2)) return fail_shapes(err, op, "a", &a->a, "b", &a->b);
+    if (!same_rows(&a->a, &a->y, 2)) return fail_shapes(err, op, "a", &a->a, "y", &a->y);
     if (p.n_rows == 0 || p.width == 0) return BP_OK;
     BP_TRY(bp_cuda_use(d->dev, err, DC_NAME, op));
     return bp_cuda_launched(err, DC_NAME, op, dc_start_pair(&p, l->stream));
@@ -204,10 +239,11 @@ static int32_t begin_pick(const struct dc_dense *d, const struct bp_dense_topk_a
                           .width = a->x.dim[1],
                           .k = a->ids.dim[1]};
     if (a->x.dtype != BP_DT_F32 || a->ids.dtype != BP_DT_I32 || a->ids.dim[0] != p->n_rows ||
-        p->width < 1 || p->k < 1 || p->k > p->width || p->k > DC_MAX_K)
+        !lies_plain(&a->x, 2) || !lies_plain(&a->ids, 2) || p->width < 1 || p->k < 1 ||
+        p->k > p->width || p->k > DC_MAX_K)
         return fail_shapes(err, op, "x", &a->x, "ids", &a->ids);
-    if (p->values != NULL &&
-        (a->values.dtype != BP_DT_F32 || a->values.dim[0] != p->n_rows || a->values.dim[1] != p->k))
+    if (p->values != NULL && (a->values.dtype != BP_DT_F32 || a->values.dim[0] != p->n_rows ||
+                              a->values.dim[1] != p->k || !lies_plain(&a->values, 2)))
         return fail_shapes(err, op, "ids", &a->ids, "values", &a->values);
     return bp_cuda_use(d->dev, err, DC_NAME, op);
 }
@@ -253,10 +289,10 @@ int32_t dc_matmul(void *self, const struct bp_launch *l, const struct bp_dense_m
     const int64_t batch = a->a.dim[0], m = a->a.dim[1], k = a->a.dim[2], n = a->b.dim[1];
     const struct bp_cuda_matrix x = matrix_of(&a->a), w = matrix_of(&a->b), y = matrix_of(&a->c);
     if (a->b.dim[0] != batch || a->b.dim[2] != k || k < 1 || a->a.dtype != a->b.dtype ||
-        !bp_is_float(a->a.dtype))
+        !bp_is_float(a->a.dtype) || !lies_plain(&a->a, 3) || !lies_plain(&a->b, 3))
         return fail_shapes(err, op, "a", &a->a, "b", &a->b);
     if (a->c.dim[0] != batch || a->c.dim[1] != m || a->c.dim[2] != n ||
-        (a->c.dtype != a->a.dtype && a->c.dtype != BP_DT_F32))
+        (a->c.dtype != a->a.dtype && a->c.dtype != BP_DT_F32) || !lies_plain(&a->c, 3))
         return fail_shapes(err, op, "a", &a->a, "c", &a->c);
     if (batch == 0 || m == 0 || n == 0) return BP_OK;
     if (l->scratch_bytes < BP_CUDA_BLAS_BYTES)

@@ -85,11 +85,10 @@ static void plugin_op_destroy(void *plugin, struct bp_op_ref *op)
     struct dc_plugin *p = plugin;
     if (op->vt == dc_dense_ops()) {
         struct dc_dense *d = op->self;
-        if (d->blas != NULL) {
-            (void)cudaSetDevice(d->dev->ordinal);
-            (void)cublasDestroy(d->blas);
-        }
-        bp_cuda_staging_end(&d->staging);
+        if (d->blas != NULL || d->staging.ready != 0)
+            (void)bp_cuda_use(d->dev, NULL, DC_NAME, "bp.dense");
+        if (d->blas != NULL) (void)cublasDestroy(d->blas);
+        if (d->staging.ready != 0) bp_cuda_staging_end(&d->staging);
     }
     bp_mem_free(p->host, op->self);
     op->vt = NULL;

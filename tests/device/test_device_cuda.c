@@ -200,6 +200,144 @@ START_TEST(memory_is_asked_for)
 }
 END_TEST
 
+/* ---- calls that a kernel must not see ---- */
+
+static struct bp_tensor port(uint32_t ndim, int64_t d0, int64_t d1, int64_t d2)
+{
+    static float numbers[64];
+    struct bp_tensor t = {
+        .data = numbers, .dtype = BP_DT_F32, .ndim = ndim, .dim = {d0, d1, d2, 1}};
+    for (uint32_t d = ndim; d-- > 0;)
+        t.stride[d] = d + 1 == ndim ? 1 : t.stride[d + 1] * t.dim[d + 1];
+    return t;
+}
+
+/* Each of these spoils one port. */
+static void other_dtype(struct bp_tensor *t)
+{
+    t->dtype = BP_DT_I64;
+}
+static void other_width(struct bp_tensor *t)
+{
+    t->dim[t->ndim - 1] += 2;
+}
+static void other_rank(struct bp_tensor *t)
+{
+    t->ndim = t->ndim == 1 ? 2 : 1;
+}
+static void spread_out(struct bp_tensor *t)
+{
+    t->stride[t->ndim - 1] = 2;
+}
+static void (*const spoil[])(struct bp_tensor *) = {other_dtype, other_width, other_rank,
+                                                    spread_out};
+
+static void refused_call(int32_t rc, const struct bp_error *err, const char *where)
+{
+    ck_assert_int_eq(rc, BP_E_ARG);
+    ck_assert_str_eq(err->domain, "device_cuda");
+    ck_assert_str_eq(err->where, where);
+    ck_assert_msg(strstr(err->msg, "do not agree") != NULL, "%s", err->msg);
+}
+
+/* No device stands behind the op, and none is needed to refuse. */
+START_TEST(ports_that_do_not_agree_are_refused)
+{
+    const struct bp_device dev = described(9, 0);
+    const struct bp_launch l = {.h = BP_HDR(struct bp_launch, reserved), .dev = &dev};
+    struct bp_op_ref op = {NULL, NULL};
+    struct bp_error err = BP_ERROR_INIT;
+    ck_assert_int_eq(make("bp.dense", &dev, &op, NULL), BP_OK);
+    const struct bp_dense_ops *ops = (const struct bp_dense_ops *)(const void *)op.vt;
+    for (uint32_t how = 0; how < BP_LEN(spoil); ++how) {
+        for (uint32_t which = 0; which < 4; ++which) {
+            struct bp_dense_rms_args r = {.h = BP_HDR(struct bp_dense_rms_args, reserved)};
+            r.x = r.y = r.add = port(2, 2, 8, 1);
+            r.w = port(1, 8, 1, 1);
+            spoil[how]((struct bp_tensor *[]){&r.x, &r.y, &r.add, &r.w}[which]);
+            refused_call(ops->rms(op.self, &l, &r, &err), &err, "dense.rms");
+            struct bp_dense_layernorm_args n = {
+                .h = BP_HDR(struct bp_dense_layernorm_args, reserved)};
+            n.x = n.y = port(2, 2, 8, 1);
+            n.w = n.b = port(1, 8, 1, 1);
+            spoil[how]((struct bp_tensor *[]){&n.x, &n.y, &n.w, &n.b}[which]);
+            refused_call(ops->layernorm(op.self, &l, &n, &err), &err, "dense.layernorm");
+            struct bp_dense_rope_args p = {.h = BP_HDR(struct bp_dense_rope_args, reserved)};
+            p.x = p.y = port(3, 2, 2, 8);
+            p.cos_table = p.sin_table = port(2, 4, 4, 1);
+            p.positions = port(1, 2, 1, 1);
+            p.positions.dtype = BP_DT_I32;
+            spoil[how]((struct bp_tensor *[]){&p.x, &p.y, &p.cos_table, &p.sin_table}[which]);
+            refused_call(ops->rope(op.self, &l, &p, &err), &err, "dense.rope");
+            struct bp_dense_pair_args a = {.h = BP_HDR(struct bp_dense_pair_args, y)};
+            a.a = a.b = a.y = port(2, 2, 8, 1);
+            spoil[how]((struct bp_tensor *[]){&a.a, &a.b, &a.y}[which % 3]);
+            refused_call(ops->add(op.self, &l, &a, &err), &err, "dense.add");
+            refused_call(ops->silu_mul(op.self, &l, &a, &err), &err, "dense.silu_mul");
+            struct bp_dense_matmul_args m = {.h = BP_HDR(struct bp_dense_matmul_args, c)};
+            m.a = m.b = m.c = port(3, 2, 4, 4);
+            spoil[how]((struct bp_tensor *[]){&m.a, &m.b, &m.c}[which % 3]);
+            refused_call(ops->matmul(op.self, &l, &m, &err), &err, "dense.matmul");
+            struct bp_dense_topk_args k = {.h = BP_HDR(struct bp_dense_topk_args, ids)};
+            k.x = port(2, 2, 8, 1);
+            k.values = k.ids = port(2, 2, 3, 1);
+            k.ids.dtype = BP_DT_I32;
+            /* Choices from wider rows are as good. */
+            if (how == 1 && which % 3 == 0) continue;
+            spoil[how]((struct bp_tensor *[]){&k.x, &k.values, &k.ids}[which % 3]);
+            refused_call(ops->topk(op.self, &l, &k, &err), &err, "dense.topk");
+        }
+    }
+    struct bp_dense_rms_args r = {.h = BP_HDR(struct bp_dense_rms_args, reserved)};
+    r.x = r.y = port(2, 2, 8, 1);
+    r.w = port(1, 8, 1, 1);
+    r.w.data = NULL;
+    refused_call(ops->rms(op.self, &l, &r, &err), &err, "dense.rms");
+    struct bp_dense_rope_args p = {.h = BP_HDR(struct bp_dense_rope_args, reserved)};
+    p.x = p.y = port(3, 2, 2, 8);
+    p.cos_table = p.sin_table = port(2, 4, 4, 1);
+    p.positions = port(1, 1, 1, 1); /* of two rows, and no numbers of 32 bits */
+    refused_call(ops->rope(op.self, &l, &p, &err), &err, "dense.rope");
+    desc->op_destroy(plugin, &op);
+}
+END_TEST
+
+/* A tensor may come without a name, and its sizes from a file. */
+START_TEST(bad_tables_are_refused)
+{
+    static const float numbers[16];
+    const struct bp_device dev = described(9, 0);
+    struct bp_op_ref op = {NULL, NULL};
+    ck_assert_int_eq(make("bp.dense", &dev, &op, NULL), BP_OK);
+    const struct bp_dense_ops *ops = (const struct bp_dense_ops *)(const void *)op.vt;
+    const struct bp_raw good = {.h = BP_HDR(struct bp_raw, reserved),
+                                .data = numbers,
+                                .n_bytes = sizeof numbers,
+                                .type = BP_GGUF_F32,
+                                .n_dim = 2,
+                                .ne = {4, 4, 1, 1},
+                                .end = {4, 4, 1, 1},
+                                .scale = 1.0f};
+    for (int i = 0; i < 6; ++i) {
+        struct bp_raw raw = good;
+        struct bp_error err = BP_ERROR_INIT;
+        void *table = &raw;
+        if (i == 0) raw.type = BP_GGUF_I8;
+        if (i == 1) raw.data = NULL;
+        if (i == 2) raw.n_bytes--;
+        if (i == 3) raw.end[1] = 5;
+        if (i == 4) raw.begin[0] = -1;
+        if (i == 5) raw.ne[0] = raw.end[0] = INT64_MAX, raw.ne[1] = raw.end[1] = 0;
+        ck_assert_int_eq(ops->prepare(op.self, &raw, &table, NULL, &err),
+                         i == 0 ? BP_DECLINED : BP_E_ARG);
+        ck_assert_ptr_null(table);
+        ck_assert_str_eq(err.where, "table");
+    }
+    ops->release(op.self, NULL);
+    desc->op_destroy(plugin, &op);
+}
+END_TEST
+
 /* On a machine with a GPU the last ordinal is one that is not there; without, the driver is what is missing. */
 START_TEST(a_missing_device_is_one_sentence)
 {
@@ -233,6 +371,8 @@ int main(void)
     tcase_add_test(tc, every_op_and_dtype);
     tcase_add_test(tc, refusals_name_their_field);
     tcase_add_test(tc, memory_is_asked_for);
+    tcase_add_test(tc, ports_that_do_not_agree_are_refused);
+    tcase_add_test(tc, bad_tables_are_refused);
     tcase_add_test(tc, a_missing_device_is_one_sentence);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
