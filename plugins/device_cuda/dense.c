@@ -34,8 +34,8 @@ static int32_t dense_supports(void *self, const void *problem, struct bp_verdict
     return bp_verdict_done(v, BP_CAPTURE_ANY, multiplies ? BP_DET_RUN : BP_DET_BATCH, -1.0);
 }
 
-/* matmul: what cuBLAS works in. argmax: a counter per row, zero between calls, and the best of each part of a row. The
- * counters are all that the op keeps: one bound op may serve both, and cuBLAS leaves its memory dirty. */
+/* matmul: what cuBLAS works in. argmax: a counter per row, zero between calls, and the best of each part of a row.
+ * The counters are all that the op keeps: one bound op may serve both, and cuBLAS leaves its memory dirty. */
 static int32_t dense_workspace(void *self, const void *problem_max, struct bp_workspace *out,
                                struct bp_error *err)
 {

@@ -8,8 +8,9 @@ static struct dc_rows rows_of(const struct bp_tensor *t)
     return (struct dc_rows){.data = t->data, .stride = t->stride[0], .dtype = t->dtype};
 }
 
-/* May memory be moved n elements at a time: rows at multiples of them, whatever the dtype? A single row's stride counts
- * too: the two ways add in different orders, and a row alone shall take the way that it takes among others. */
+/* May memory be moved n elements at a time: rows at multiples of them, whatever the dtype? A single row's stride
+ * counts too: the two ways add in different orders, and a row alone shall take the way that it takes among
+ * others. */
 static int is_wide(const struct bp_tensor *t, uint64_t n)
 {
     const uint64_t unit = n * (uint64_t)bp_dtype_bytes(t->dtype);

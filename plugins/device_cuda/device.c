@@ -1,7 +1,8 @@
 /* device.c - the device slot on CUDA: memory, copies, streams, events, graphs, properties.
- * Every function makes its device current first, because a rank's thread may call here before anything else did. An error is
- * taken out of the run time as it is told, so that the next launch does not find it.
- * Not here: any arithmetic. Threads: as slot_device.h says; there is no state to guard. SPDX-License-Identifier: MIT */
+ * Every function makes its device current first, because a rank's thread may call here before anything else did.
+ * An error is taken out of the run time as it is told, so that the next launch does not find it.
+ * Not here: any arithmetic. Threads: as slot_device.h says; there is no state to guard.
+ * SPDX-License-Identifier: MIT */
 #include "device_cuda.h"
 
 static int32_t told(struct bp_error *err, const char *where, cudaError_t e, const char *what)
@@ -369,7 +370,8 @@ static const struct bp_device_ops ops = {
     .stream_create = stream_create, .stream_destroy = stream_destroy, .stream_sync = stream_sync,
     .event_create = event_create, .event_destroy = event_destroy, .event_record = event_record,
     .event_wait = event_wait, .event_elapsed_us = event_elapsed_us,
-    .graph_begin = graph_begin, .graph_end = graph_end, .graph_launch = graph_launch, .graph_destroy = graph_destroy,
+    .graph_begin = graph_begin, .graph_end = graph_end, .graph_launch = graph_launch,
+    .graph_destroy = graph_destroy,
 };
 // clang-format on
 

@@ -10,7 +10,8 @@
 #include "kernels/kernels.h"
 
 #define DC_NAME "device_cuda"
-/* The CUDA version that it is compiled with is the lowest driver version that it takes; PTX runs on later chips. */
+/* The CUDA version that it is compiled with is the lowest driver version that it takes; PTX runs on later
+ * chips. */
 enum { DC_CUDA_VERSION = CUDART_VERSION / 1000 * 1000, DC_MIN_CC = 90 };
 
 struct dc_plugin {

@@ -1,6 +1,7 @@
 /* element.cu - embed, rope, silu_mul and add: each element, or pair of elements, from its own inputs alone.
  * An output may be an input: a thread reads all that it replaces before it writes.
- * Numeric: f32, one rounding at the end. Not here: which problems are served (dense.c). SPDX-License-Identifier: MIT */
+ * Numeric: f32, one rounding at the end. Not here: which problems are served (dense.c).
+ * SPDX-License-Identifier: MIT */
 #include "kernels.h"
 
 #include <backplane/cuda/block.cuh>
@@ -36,7 +37,8 @@ template <bool SILU> __device__ float join(float a, float b)
     return SILU ? silu(a) * b : a + b;
 }
 
-/* VEC elements a thread where a and b have one dtype and all rows are aligned; both are asked for before either is used. */
+/* VEC elements a thread where a and b have one dtype and all rows are aligned; both are asked for before either is
+ * used. */
 template <class T, int VEC, bool SILU>
 __global__ void __launch_bounds__(THREADS) pair_kernel(dc_pair p)
 {
@@ -169,7 +171,8 @@ __global__ void __launch_bounds__(THREADS) embed_kernel(dc_embed_args e)
 
 } // namespace
 
-/* Four elements a thread give a decode step more threads; eight of 16 bits are better where there is enough to do. */
+/* Four elements a thread give a decode step more threads; eight of 16 bits are better where there is enough to
+ * do. */
 template <bool SILU> static void start_pair(const dc_pair &p, cudaStream_t s)
 {
     const bool eight = p.wide != 0 && p.a.dtype != BP_DT_F32 && p.n_rows * p.width >= 1 << 20;

@@ -1,7 +1,9 @@
-/* kernels.h - what the host part (C11) and the kernels (CUDA) of the plugin say to each other: one launch function per op.
- * Every one puts one kernel on `stream`, allocates and waits for nothing, and returns the cudaError_t of the launch (0 good),
- * which it takes out of the run time. Rows are contiguous; strides count elements. `wide` 1: every row starts at a multiple
- * of four elements and the width is one, so memory is moved four elements at a time.
+/* kernels.h - what the host part (C11) and the kernels (CUDA) of the plugin say to each other: one launch function
+ * per op. Every one puts one kernel on `stream`, allocates and waits for nothing, and returns the cudaError_t of
+ * the launch (0 good), which it takes out of the run time. Rows are contiguous; strides count elements. `wide` 1:
+ * every row of every operand starts at a multiple of so many elements and the width is one, so memory is moved so
+ * many at a time: four in norms, 16 bytes of a and b in pairs (four of f32, eight of 16 bits), four pairs in rope;
+ * else one element at a time.
  * SPDX-License-Identifier: MIT */
 #ifndef DEVICE_CUDA_KERNELS_H
 #define DEVICE_CUDA_KERNELS_H
@@ -34,14 +36,14 @@ struct dc_rope_args {
     const float *cos_table, *sin_table;
     int64_t x_row, x_head, y_row, y_head, position_stride, cos_stride, sin_stride;
     int64_t n_rows, n_heads, half, n_pos;
-    uint32_t x_dtype, y_dtype, style, wide; /* wide: four pairs are moved at once */
+    uint32_t x_dtype, y_dtype, style, wide;
 };
 int32_t dc_start_rope(const struct dc_rope_args *a, void *stream);
 
 struct dc_pair {
     struct dc_rows a, b, y;
     int64_t n_rows, width;
-    uint32_t silu, wide; /* silu 1: y = silu(a) * b, 0: y = a + b; wide: as above, of 16-bit a and b eight */
+    uint32_t silu, wide; /* silu 1: y = silu(a) * b, 0: y = a + b; wide: a and b have one dtype, too */
 };
 int32_t dc_start_pair(const struct dc_pair *a, void *stream);
 

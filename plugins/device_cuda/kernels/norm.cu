@@ -1,7 +1,7 @@
-/* norm.cu - rms (after an addition, if wanted) and layernorm: one block per row, which is read once from memory and kept in
- * registers up to DC_KEEP vectors a thread; what a wider row has beyond that is read again.
- * Numeric: sums in f32, in an order that depends on the width only, so a row's bits do not depend on other rows; no
- * approximate reciprocal. A sum that is stored in x is rounded to x's dtype first, as if two ops had run.
+/* norm.cu - rms (after an addition, if wanted) and layernorm: one block per row, which is read once from memory
+ * and kept in registers up to KEEP vectors a thread; what a wider row has beyond that is read again.
+ * Numeric: sums in f32, in an order that depends on the width only, so a row's bits do not depend on other rows;
+ * no approximate reciprocal. A sum that is stored in x is rounded to x's dtype first, as if two ops had run.
  * Not here: which problems are served (dense.c). SPDX-License-Identifier: MIT */
 #include "kernels.h"
 
@@ -29,8 +29,9 @@ __device__ void add_and_store(float (&v)[VEC], const float (&other)[VEC], X *to)
     store_vec(to, v);
 }
 
-/* All that a thread keeps is asked for before any of it is used, so that it waits for memory once. FEW rows: the weights too,
- * since nothing else hides their way; many rows: two blocks on a multiprocessor do, for which those registers are needed. */
+/* All that a thread keeps is asked for before any of it is used, so that it waits for memory once. FEW rows: the
+ * weights too, since nothing else hides their way; many rows: two blocks on a multiprocessor do, for which those
+ * registers are needed. */
 template <class X, int VEC, bool FEW>
 __global__ void __launch_bounds__(THREADS, FEW ? 1 : 2) rms_kernel(dc_norm a)
 {
@@ -108,7 +109,8 @@ __global__ void __launch_bounds__(THREADS, FEW ? 1 : 2) rms_kernel(dc_norm a)
     }
 }
 
-/* The variance is a second pass over what is kept: the difference of two large sums would lose what it is about. */
+/* The variance is a second pass over what is kept: the difference of two large sums would lose what it is
+ * about. */
 template <int VEC> __global__ void __launch_bounds__(THREADS) layernorm_kernel(dc_norm a)
 {
     __shared__ float room[THREADS / 32];

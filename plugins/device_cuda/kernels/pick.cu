@@ -1,9 +1,10 @@
 /* pick.cu - argmax and topk: exact, the lowest index on ties, NaN never chosen.
- * Number and index make one 64-bit choice (reduce.cuh), so ties need no rule of their own. argmax cuts a row into parts, one
- * block each; the block that ends last compares the parts. topk takes a block per row and finds a bound that lets few choices
- * pass: for k up to THREADS the k-th of the threads' own maxima, else, or when too many pass, the bin of the leading twelve bits
- * in which the k-th lies. What passes is gathered in shared memory, radix passes of eight bits find the edge there, and the k
- * are sorted. Where more than DC_MAX_K numbers share the leading bits, the passes read the row instead.
+ * Number and index make one 64-bit choice (reduce.cuh), so ties need no rule of their own. argmax cuts a row into
+ * parts, one block each; the block that ends last compares the parts. topk takes a block per row and finds a bound
+ * that lets few choices pass: for k up to THREADS the k-th of the threads' own maxima, else, or when too many
+ * pass, the bin of the leading twelve bits in which the k-th lies. What passes is gathered in shared memory, radix
+ * passes of eight bits find the edge there, and the k are sorted. Where more than DC_MAX_K numbers share the
+ * leading bits, the passes read the row instead.
  * Integer atomics only, and nothing depends on their order. Not here: which problems are served (dense.c).
  * SPDX-License-Identifier: MIT */
 #include "kernels.h"
@@ -18,8 +19,8 @@ using namespace bp_cuda;
 
 constexpr int THREADS = 1024, PART = 4096, BINS = 256, COARSE = 4096, ENOUGH = 264;
 
-/* f(number, index) for all numbers of a row, in no order; four loads of four numbers are under way before the first is
- * used, whatever the row's alignment. */
+/* f(number, index) for all numbers of a row, in no order; four loads of four numbers are under way before the
+ * first is used, whatever the row's alignment. */
 template <class F> __device__ void each_number(const float *x, int64_t width, F f)
 {
     constexpr int DEEP = 4;
@@ -99,8 +100,8 @@ struct state {
     uint32_t n_all;   /* numbers of the row that are not NaN */
 };
 
-/* The first pass looks at twelve bits: sign, exponent and three of the fraction. Finds the bin in which the k-th largest
- * lies; n_equal is what it holds, need what is wanted of it. */
+/* The first pass looks at twelve bits: sign, exponent and three of the fraction. Finds the bin in which the k-th
+ * largest lies; n_equal is what it holds, need what is wanted of it. */
 __device__ void find_coarse(const uint32_t *bins, int64_t k, uint32_t (&room)[THREADS / 32],
                             state &s)
 {
@@ -137,7 +138,8 @@ __device__ void find_coarse(const uint32_t *bins, int64_t k, uint32_t (&room)[TH
     }
 }
 
-/* The bin, of eight bits, in which the need-th largest lies. Called by the first warp; lane 0 has the highest eight bins. */
+/* The bin, of eight bits, in which the need-th largest lies. Called by the first warp; lane 0 has the highest
+ * eight bins. */
 __device__ void find_bin(const uint32_t *bins, int shift, state &s)
 {
     const int lane = static_cast<int>(threadIdx.x);
@@ -163,8 +165,9 @@ __device__ void find_bin(const uint32_t *bins, int shift, state &s)
     }
 }
 
-/* The least choice that is among the wanted, bits below the last pass 0. s.prefix holds the bits from `known` upwards, s.need
- * how many of those with this prefix are wanted: fewer than there are. each(f) calls f with every choice. */
+/* The least choice that is among the wanted, bits below the last pass 0. s.prefix holds the bits from `known`
+ * upwards, s.need how many of those with this prefix are wanted: fewer than there are. each(f) calls f with every
+ * choice. */
 template <class EACH> __device__ uint64_t find_edge(int known, uint32_t *bins, state &s, EACH each)
 {
     while (known > 0) {
@@ -185,7 +188,8 @@ template <class EACH> __device__ uint64_t find_edge(int known, uint32_t *bins, s
     return s.prefix;
 }
 
-/* Leaves in chosen[] what is at or above the edge, which is at most k; each thread carries its part of what lies there. */
+/* Leaves in chosen[] what is at or above the edge, which is at most k; each thread carries its part of what lies
+ * there. */
 __device__ void keep_above(uint64_t *chosen, int n, uint64_t edge, state &s)
 {
     uint64_t mine[DC_MAX_K / THREADS];
@@ -221,8 +225,8 @@ __device__ void sort_down(uint64_t *chosen, int n)
     __syncthreads();
 }
 
-/* Where k is at most THREADS: the k-th largest of what each thread's part of the row has as its largest. At least k choices
- * are that large, and seldom many more. 1 when there are not so many. */
+/* Where k is at most THREADS: the k-th largest of what each thread's part of the row has as its largest. At least
+ * k choices are that large, and seldom many more. 1 when there are not so many. */
 __device__ uint64_t find_bound(const dc_pick &p, const float *x, uint64_t *chosen)
 {
     uint64_t best = 0;
@@ -234,7 +238,8 @@ __device__ uint64_t find_bound(const dc_pick &p, const float *x, uint64_t *chose
     return bound != 0 ? bound : 1;
 }
 
-/* Any k: the bin of the leading twelve bits in which the k-th largest lies. Sets s.prefix, s.need, s.n_equal, s.n_all. */
+/* Any k: the bin of the leading twelve bits in which the k-th largest lies. Sets s.prefix, s.need, s.n_equal,
+ * s.n_all. */
 __device__ void find_bins(const dc_pick &p, const float *x, uint32_t *bins,
                           uint32_t (&room)[THREADS / 32], state &s)
 {
