@@ -31,7 +31,7 @@ struct args {
     const void *x;
     const float *norm_w; /* NULL: no norm */
     int32_t cols, skip;  /* of x; zeros before and behind it, as the weight has them */
-    uint32_t x_dtype, wide; /* wide 1: runs of four begin at whole vectors */
+    uint32_t x_dtype, wide; /* wide 1: runs of four begin at whole vectors; 2: and x is whole steps of them */
     float eps;
     int32_t depth; /* of the rings */
     line::args line;
@@ -174,26 +174,78 @@ __device__ __forceinline__ void cut_step(float (&v)[8], cut<step<TYPE>::H::MIN> 
     }
     if (lane == 0) unit = top >= 0x7f800000u ? NAN : __uint_as_float((exponent - 29u) << 23);
 }
-/* All of x, by all warps; the next numbers are read while these are cut. */
+/* Eight numbers as they lie in memory, of whole steps: they are fetched long before they are cut. */
+struct eight {
+    uint4 run[2]; /* of 16 bits only x and y */
+};
+template <uint32_t TYPE> __device__ __forceinline__ eight fetch(const args &g, int k, int lane)
+{
+    eight out = {};
+    if (k >= g.line.n_steps) return out;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int at = k * step<TYPE>::K + planes::column_of<step<TYPE>::H::SUB16>(lane >> 2, lane & 3, 4 * h);
+        if (g.x_dtype == BP_DT_F32) {
+            out.run[h] = *reinterpret_cast<const uint4 *>(static_cast<const float *>(g.x) + at);
+        } else {
+            const uint2 v = *reinterpret_cast<const uint2 *>(static_cast<const uint16_t *>(g.x) + at);
+            out.run[h] = make_uint4(v.x, v.y, 0, 0);
+        }
+    }
+    return out;
+}
+__device__ __forceinline__ void decode(const eight &from, uint32_t dtype, float (&v)[8])
+{
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const uint4 w = from.run[h];
+        float *const out = v + 4 * h;
+        if (dtype == BP_DT_BF16) {
+            out[0] = __uint_as_float(w.x << 16);
+            out[1] = __uint_as_float(w.x & 0xffff0000u);
+            out[2] = __uint_as_float(w.y << 16);
+            out[3] = __uint_as_float(w.y & 0xffff0000u);
+        } else if (dtype == BP_DT_F16) {
+            out[0] = planes::low_half(w.x);
+            out[1] = planes::high_half(w.x);
+            out[2] = planes::low_half(w.y);
+            out[3] = planes::high_half(w.y);
+        } else {
+            out[0] = __uint_as_float(w.x);
+            out[1] = __uint_as_float(w.y);
+            out[2] = __uint_as_float(w.z);
+            out[3] = __uint_as_float(w.w);
+        }
+    }
+}
+
+/* All of x, by all warps. Each has four of its steps on their way; odd shapes are read as they are cut. */
 template <uint32_t TYPE>
 __device__ __forceinline__ void cut_all(const args &g, room &r, cut<step<TYPE>::H::MIN> *to, float *unit, int lane)
 {
     using S = step<TYPE>;
-    const float root = g.norm_w != nullptr ? root_of(g, r.norm) : 1.0f;
-    const int n_warp = static_cast<int>(blockDim.x) / 32;
+    constexpr int AWAY = 4;
+    const int n_warp = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int a = planes::column_of<S::H::SUB16>(lane >> 2, lane & 3, 0),
               b = planes::column_of<S::H::SUB16>(lane >> 2, lane & 3, 4);
-    int k = static_cast<int>(threadIdx.x) / 32;
-    float next[8];
-    load_four(g, k * S::K + a, next);
-    load_four(g, k * S::K + b, next + 4);
-#pragma unroll 1
-    for (; k < g.line.n_steps; k += n_warp) {
-        float v[8];
+    eight away[AWAY] = {};
+    if (g.wide == 2) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = next[i];
-        load_four(g, (k + n_warp) * S::K + a, next);
-        load_four(g, (k + n_warp) * S::K + b, next + 4);
+        for (int i = 0; i < AWAY; ++i) away[i] = fetch<TYPE>(g, warp + i * n_warp, lane);
+    }
+    const float root = g.norm_w != nullptr ? root_of(g, r.norm) : 1.0f;
+#pragma unroll 1
+    for (int k = warp; k < g.line.n_steps; k += n_warp) {
+        float v[8];
+        if (g.wide == 2) {
+            decode(away[0], g.x_dtype, v);
+#pragma unroll
+            for (int i = 0; i + 1 < AWAY; ++i) away[i] = away[i + 1];
+            away[AWAY - 1] = fetch<TYPE>(g, k + AWAY * n_warp, lane);
+        } else {
+            load_four(g, k * S::K + a, v);
+            load_four(g, k * S::K + b, v + 4);
+        }
         if (g.norm_w != nullptr) {
             norm(g, k * S::K + a, root, v);
             norm(g, k * S::K + b, root, v + 4);
@@ -432,7 +484,7 @@ template <uint32_t TYPE> int32_t launch(const qg_gemv &q, cudaStream_t stream)
     g.eps = q.eps;
     g.cols = static_cast<int32_t>(q.w[0]->cols);
     g.skip = static_cast<int32_t>(q.w[0]->skip);
-    g.wide = q.wide != 0 && g.skip % 4 == 0 ? 1 : 0;
+    g.wide = q.wide == 0 || g.skip % 4 != 0 ? 0 : g.skip == 0 && g.cols == g.line.n_steps * step<TYPE>::K ? 2 : 1;
     const int n_warp = warps_of<TYPE>(q.smem, g.line.n_steps);
     g.depth = depth_of<TYPE>(q.smem, g.line.n_steps, n_warp);
     const int bytes = fixed_bytes<TYPE>(g.line.n_steps) + n_warp * g.depth * step<TYPE>::BYTES;
