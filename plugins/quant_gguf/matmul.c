@@ -1,7 +1,16 @@
-/* matmul.c - products: few tokens in passes over the repacked weights, many through rows that are decoded for cuBLAS.
- * Weights of one call that lie alike are read by one launch; x is brought into the form they want where it is not already
- * in it. Not here: kernels, sizes (plan.c). Threads: one call per instance. SPDX-License-Identifier: MIT */
+/* matmul.c - products: few tokens in passes over the repacked weights, many through rows that are decoded for
+ * cuBLAS. Weights of one call that lie alike are read by one launch; x is brought into the form they want where it
+ * is not already in it. Not here: kernels, sizes (plan.c), checks (call.c). Threads: one call per instance.
+ * SPDX-License-Identifier: MIT */
 #include "quant_gguf.h"
+
+/* plan.c knows no kernels, and kernels know no plan; this is what they have to agree about. */
+BP_STATIC_ASSERT((int)PLAN_STRIP == (int)QG_STRIP, "rows of a strip");
+BP_STATIC_ASSERT((int)PLAN_WARPS == (int)QG_WARPS, "warps of a block");
+BP_STATIC_ASSERT((int)PLAN_TOK == (int)QG_MAX_TOK, "tokens of a pass");
+BP_STATIC_ASSERT((int)(PLAN_PARTS *PLAN_TOK) == (int)QG_MAX_COL, "columns of a pass");
+BP_STATIC_ASSERT((int)PLAN_X_PAD == (int)QG_X_PAD, "columns of staged x");
+BP_STATIC_ASSERT((int)PLAN_BLAS_BYTES == (int)BP_CUDA_BLAS_BYTES, "memory of cuBLAS");
 
 /* One call. */
 struct call {
@@ -85,11 +94,6 @@ static int32_t input_for(struct call *c, const struct qg_weight *w, int64_t firs
     return launched(c, qg_stage_launch(&s, c->l->stream));
 }
 
-static int alike(const struct qg_weight *a, const struct qg_weight *b)
-{
-    return a->type == b->type && a->skip == b->skip && a->cover == b->cover;
-}
-
 /* How the weights of one launch are shared out. */
 static void cut(const struct call *c, struct qg_gemv *g, uint32_t per_sm, uint32_t n_warp)
 {
@@ -158,13 +162,14 @@ static int32_t pass_pair(struct call *c, int64_t first, int64_t n)
 static int32_t few_tokens(struct call *c, int64_t first, int64_t n)
 {
     uint32_t done = 0;
-    if (c->silu != 0 && !alike(c->w[0], c->w[1])) return pass_pair(c, first, n);
+    if (c->silu != 0 && !call_joins(c->w)) return pass_pair(c, first, n);
     for (uint32_t i = 0; i < c->n_w; ++i) {
         struct qg_gemv g = {.silu = c->silu};
-        if ((done & 1u << i) != 0) continue;
+        if ((done >> i & 1) != 0) continue;
+        const uint32_t set = c->silu != 0 ? 3 : call_together(c->w, c->y, c->n_w, i, done);
+        done |= set;
         for (uint32_t k = i; k < c->n_w; ++k) {
-            if ((done & 1u << k) != 0 || !alike(c->w[i], c->w[k])) continue;
-            done |= 1u << k;
+            if ((set >> k & 1) == 0) continue;
             g.w[g.n_w] = c->w[k];
             g.y[g.n_w++] = tokens(&c->y[k], first, n);
         }
@@ -177,20 +182,15 @@ static int32_t few_tokens(struct call *c, int64_t first, int64_t n)
 
 /* ---- many tokens ---- */
 
-static cudaDataType_t blas_type(uint32_t dtype)
-{
-    return dtype == BP_DT_F32 ? CUDA_R_32F : dtype == BP_DT_F16 ? CUDA_R_16F : CUDA_R_16BF;
-}
-
 /* Rows of a weight as cuBLAS takes them, in the dtype of x. */
 struct rows {
-    const void *data;
+    void *data;
     int64_t ld;  /* elements from row to row */
     float scale; /* that is still to be applied */
 };
 
-/* Decoded into the slab, or where they lie if they are such already. What is decoded is scaled before it is rounded, as the
- * weights themselves are. */
+/* Decoded into the slab, or where they lie if they are such already. What is decoded is scaled before it is
+ * rounded, as the weights themselves are. */
 static int32_t rows_of(const struct call *c, uint32_t i, uint32_t dtype, int64_t row, int64_t n,
                        struct rows *out)
 {
@@ -220,18 +220,17 @@ static int32_t multiply(const struct call *c, const struct bp_tensor *x, uint32_
     const uint32_t parts = c->low != 0 ? 2 : 1;
     struct rows w;
     BP_TRY(rows_of(c, i, x->dtype, row, n, &w));
+    const struct bp_cuda_matrix b = {.data = w.data, .row = w.ld, .dtype = x->dtype},
+                                to = {.data = y, .row = y_ld, .dtype = y_dtype};
     for (uint32_t p = 0; p < parts; ++p) {
-        const float keep = p == 0 ? 0.0f : 1.0f;
-        const void *from =
-            (const unsigned char *)x->data + (int64_t)p * c->low * bp_dtype_bytes(x->dtype);
-        const cublasStatus_t s = cublasGemmEx(
-            c->o->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n, (int)c->n_tok, (int)c->cols, &w.scale,
-            w.data, blas_type(x->dtype), (int)w.ld, from, blas_type(x->dtype), (int)x->stride[0],
-            &keep, y, blas_type(y_dtype), (int)y_ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-        if (s == CUBLAS_STATUS_SUCCESS) continue;
-        return bp_error_number(c->err, BP_E_DEVICE, QG_NAME, "quant.matmul",
-                               "cuBLAS refused the product (status ", s,
-                               "); the device may be out of resources");
+        const struct bp_cuda_matrix from = {.data = (unsigned char *)x->data +
+                                                    (int64_t)p * c->low * bp_dtype_bytes(x->dtype),
+                                            .row = x->stride[0],
+                                            .dtype = x->dtype};
+        const cublasStatus_t s = bp_cuda_blas_abt(c->o->blas, &from, &b, &to, c->n_tok, n, c->cols,
+                                                  1, w.scale, p == 0 ? 0.0f : 1.0f);
+        BP_TRY(
+            bp_cuda_blas_status(c->err, QG_NAME, "quant.matmul", s, "the product was not started"));
     }
     return BP_OK;
 }
@@ -256,8 +255,8 @@ static int32_t slab(const struct call *c, const struct bp_tensor *x, uint32_t i,
     return launched(c, qg_finish_launch(&f, c->l->stream));
 }
 
-/* x after its norm: in its own dtype; f32 for an output of 16 bits as two bf16 that add up to 16 of its bits, because that is
- * what a norm inside of a product is for. */
+/* x after its norm: in its own dtype; f32 for an output of 16 bits as two bf16 that add up to 16 of its bits,
+ * because that is what a norm inside of a product is for. */
 static int32_t normed(struct call *c, struct bp_tensor *x)
 {
     if (c->a->prologue != BP_PROLOGUE_RMS) return BP_OK;
@@ -287,12 +286,8 @@ static int32_t many_tokens(struct call *c)
     struct bp_tensor x = c->a->x;
     const int64_t step = plan_slab_rows(c->a->x.dtype);
     const uint32_t n_y = c->silu != 0 ? 1 : c->n_w;
-    /* The stream first: it puts cuBLAS back to a workspace of its own. */
-    cublasStatus_t s = cublasSetStream(c->o->blas, (cudaStream_t)c->l->stream);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasSetWorkspace(c->o->blas, c->s.blas, PLAN_BLAS_BYTES);
-    if (s != CUBLAS_STATUS_SUCCESS)
-        return bp_error_number(c->err, BP_E_DEVICE, QG_NAME, "quant.matmul",
-                               "cuBLAS does not take the stream (status ", s, ")");
+    BP_TRY(bp_cuda_blas_begin(c->o->blas, c->l->stream, c->s.blas, PLAN_BLAS_BYTES, c->err, QG_NAME,
+                              "quant.matmul"));
     BP_TRY(normed(c, &x));
     for (uint32_t i = 0; i < n_y; ++i) {
         for (int64_t row = 0; row < c->w[i]->rows; row += step) {
@@ -305,18 +300,9 @@ static int32_t many_tokens(struct call *c)
 
 /* ---- the call ---- */
 
-static int32_t bad_call(struct bp_error *err, const char *what, int64_t got)
-{
-    return bp_error_number(err, BP_E_ARG, QG_NAME, "quant.matmul", what, got, "");
-}
-
-/* Contract slips get a sentence, not a fault on the device; shapes inside a session never reach it. */
-static int32_t check(struct call *c)
+static void begin(struct call *c)
 {
     const struct bp_quant_matmul_args *a = c->a;
-    if (a->n_out < 1 || a->n_out > QG_MAX_W)
-        return bad_call(c->err, "1 to 4 outputs are served, not ", a->n_out);
-    if (a->x.ndim != 2) return bad_call(c->err, "x has two dimensions, not ", a->x.ndim);
     c->n_w = a->n_out;
     c->silu = a->epilogue == BP_EPILOGUE_SILU_MUL;
     c->n_tok = a->x.dim[0];
@@ -325,15 +311,7 @@ static int32_t check(struct call *c)
         const struct bp_matmul_out *out = bp_matmul_out_at(a, i);
         c->w[i] = (const struct qg_weight *)out->weight;
         c->y[i] = out->y;
-        if (c->w[i]->cols != c->cols)
-            return bad_call(c->err, "a weight and x differ in columns: ", c->w[i]->cols);
-        if (c->silu != 0 && i == 1) continue;
-        if (out->y.dim[0] != c->n_tok || out->y.dim[1] != c->w[i]->rows)
-            return bad_call(c->err, "an output has not the rows of its weight: ", out->y.dim[1]);
     }
-    if (c->silu != 0 && (c->n_w != 2 || c->w[0]->rows != c->w[1]->rows))
-        return bad_call(c->err, "silu_mul takes two weights with the same rows, not ", c->n_w);
-    return BP_OK;
 }
 
 int32_t quant_matmul(void *self, const struct bp_launch *l, const struct bp_quant_matmul_args *a,
@@ -342,7 +320,8 @@ int32_t quant_matmul(void *self, const struct bp_launch *l, const struct bp_quan
     struct quant_op *o = self;
     struct call c = {.o = o, .l = l, .a = a, .err = err};
     struct bp_area area;
-    BP_TRY(check(&c));
+    BP_TRY(call_check_matmul(a, err));
+    begin(&c);
     if (c.n_tok == 0) return BP_OK;
     struct plan_need need = {.n_tok = (uint64_t)c.n_tok, .cols = c.cols, .x_dtype = a->x.dtype};
     for (uint32_t i = 0; i < c.n_w; ++i)
@@ -354,6 +333,7 @@ int32_t quant_matmul(void *self, const struct bp_launch *l, const struct bp_quan
         return bp_error_number(err, BP_E_ARG, QG_NAME, "quant.matmul",
                                "the scratch memory is smaller than workspace() said: ",
                                (int64_t)l->scratch_bytes, " bytes");
+    BP_TRY(bp_cuda_use(o->dev, err, QG_NAME, "quant.matmul"));
     if (need.gemm != 0) return many_tokens(&c);
     for (int64_t t = 0; t < c.n_tok; t += QG_MAX_TOK) {
         const int64_t rest = c.n_tok - t;
@@ -365,13 +345,12 @@ int32_t quant_matmul(void *self, const struct bp_launch *l, const struct bp_quan
 int32_t quant_dequantize(void *self, const struct bp_launch *l,
                          const struct bp_quant_dequantize_args *a, struct bp_error *err)
 {
+    const struct quant_op *o = self;
     const struct qg_weight *w = (const struct qg_weight *)a->weight;
     const int64_t n = a->y.dim[0];
-    (void)self;
-    if (a->row_begin < 0 || n < 0 || a->row_begin > w->rows - n || a->y.dim[1] != w->cols)
-        return bp_error_number(
-            err, BP_E_ARG, QG_NAME, "quant.dequantize",
-            "rows outside of the weight, or columns that it has not; it has rows: ", w->rows, "");
+    BP_TRY(call_check_dequantize(a, err));
+    if (n == 0 || w->cols == 0) return BP_OK;
+    BP_TRY(bp_cuda_use(o->dev, err, QG_NAME, "quant.dequantize"));
     const struct qg_dequant d = {.w = w,
                                  .y = a->y.data,
                                  .row = a->row_begin,

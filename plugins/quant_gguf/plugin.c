@@ -61,13 +61,15 @@ static int32_t supports(void *self, const void *problem, struct bp_verdict *v)
             want_weight(v, bp_quant_shape_at(p, i), bp_quant_shape_at(p, 0)->cols);
     }
     if (p->op == BP_QUANT_OP_MATMUL) want_matmul(p, v);
-    /* A row is summed in the same order however many there are, except by cuBLAS, and alone by types with a kernel for that. */
+    /* A row is summed in the same order however many there are, except by cuBLAS, and alone by types with a kernel
+     * for that. */
     int alone = 0;
     for (uint32_t i = 0; i < p->n_w && p->w != NULL; ++i)
         alone |= qg_one_warps(bp_quant_shape_at(p, i)->type, 1, INT64_MAX / 2) > 0;
     const int same = p->max_tok <= 1 || (alone == 0 && p->max_tok < o->plugin->gemm_from);
     return bp_verdict_done(v, BP_CAPTURE_ANY,
-                           p->op == BP_QUANT_OP_DEQUANTIZE || same ? BP_DET_BATCH : BP_DET_RUN, -1.0);
+                           p->op == BP_QUANT_OP_DEQUANTIZE || same ? BP_DET_BATCH : BP_DET_RUN,
+                           -1.0);
 }
 
 static int32_t workspace(void *self, const void *problem_max, struct bp_workspace *out,

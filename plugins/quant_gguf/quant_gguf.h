@@ -2,10 +2,10 @@
 #ifndef QUANT_GGUF_H
 #define QUANT_GGUF_H
 
-#include <cublas_v2.h>
-
+#include "backplane/cuda/blas.h"
 #include "backplane/cuda/host.h"
 #include "backplane/sdk.h"
+#include "call.h"
 #include "kernels/launch.h"
 #include "plan.h"
 

@@ -1,5 +1,6 @@
-/* weight.c - weights: checked, uploaded through pinned buffers in runs of whole strips, and repacked on the device.
- * Not here: the layout (kernels/planes.cuh), sizes (plan.c). Threads: as prepare() says. SPDX-License-Identifier: MIT */
+/* weight.c - weights: checked, uploaded through pinned buffers in runs of whole strips, and repacked on the
+ * device. Not here: the layout (kernels/planes.cuh), sizes (plan.c). Threads: as prepare() says.
+ * SPDX-License-Identifier: MIT */
 #include "quant_gguf.h"
 
 enum { SLAB_BYTES = 32 << 20 };
@@ -17,18 +18,13 @@ static int32_t make_ready(struct quant_op *o, uint64_t strip_bytes, const char *
     BP_TRY(bp_cuda_staging_begin(&o->staging, err, QG_NAME, where));
     if (o->slab_bytes < want) {
         BP_TRY(bp_cuda_upload_done(&o->staging, err, QG_NAME, where));
-        (void)cudaFree(o->slab);
+        bp_cuda_free(o->dev, o->slab);
+        o->slab = NULL;
         o->slab_bytes = 0;
         BP_TRY(bp_cuda_alloc(&o->slab, want, err, QG_NAME, where, "the upload of weights"));
         o->slab_bytes = want;
     }
-    if (o->blas != NULL) return BP_OK;
-    const cublasStatus_t s = cublasCreate(&o->blas);
-    if (s == CUBLAS_STATUS_SUCCESS) return BP_OK;
-    o->blas = NULL;
-    (void)cudaGetLastError();
-    return bp_error_number(err, BP_E_DEVICE, QG_NAME, where, "cuBLAS could not be started (status ",
-                           s, "); is its version that of the driver, and is memory left?");
+    return o->blas != NULL ? BP_OK : bp_cuda_blas_create(&o->blas, err, QG_NAME, where);
 }
 
 /* All rows, a slab at a time. */
@@ -133,20 +129,19 @@ void quant_release(void *self, void *weight)
     struct quant_op *o = self;
     struct qg_weight *w = weight;
     if (w == NULL) return;
-    if (o->staging.stream != NULL) (void)cudaStreamSynchronize(o->staging.stream);
-    if (w->data != NULL) (void)cudaFree(w->data);
-    (void)cudaGetLastError();
+    (void)bp_cuda_use(o->dev, NULL, QG_NAME, "quant.release");
+    (void)bp_cuda_upload_done(&o->staging, NULL, QG_NAME, "quant.release");
+    bp_cuda_free(o->dev, w->data);
     bp_mem_free(o->plugin->host, w);
 }
 
 void quant_weights_end(struct quant_op *o)
 {
+    if (o->staging.ready == 0) return; /* nothing was made */
+    (void)bp_cuda_use(o->dev, NULL, QG_NAME, "bp.quant");
     if (o->blas != NULL) (void)cublasDestroy(o->blas);
-    if (o->staging.ready != 0) bp_cuda_staging_end(&o->staging);
-    if (o->slab != NULL) {
-        (void)cudaFree(o->slab);
-        (void)cudaGetLastError();
-    }
+    bp_cuda_staging_end(&o->staging);
+    bp_cuda_free(o->dev, o->slab);
     o->blas = NULL;
     o->slab = NULL;
     o->slab_bytes = 0;

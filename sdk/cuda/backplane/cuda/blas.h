@@ -85,6 +85,10 @@ static inline cublasStatus_t bp_cuda_blas_abt(cublasHandle_t h, const struct bp_
     if (m == 0 || n == 0 || n_batch == 0) return CUBLAS_STATUS_SUCCESS;
     /* cuBLAS counts columns first: its c^T = b * a^T. A row stride below the row only stands where there is one row. */
     const int64_t lda = a->row > k ? a->row : k, ldb = b->row > k ? b->row : k, ldc = c->row > n ? c->row : n;
+    if (n_batch == 1)
+        return cublasGemmEx_64(h, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, b->data, bp_cuda_blas_type(b->dtype), ldb,
+                               a->data, bp_cuda_blas_type(a->dtype), lda, &beta, c->data, bp_cuda_blas_type(c->dtype),
+                               ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     return cublasGemmStridedBatchedEx_64(h, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, b->data, bp_cuda_blas_type(b->dtype),
                                          ldb, b->batch, a->data, bp_cuda_blas_type(a->dtype), lda, a->batch, &beta, c->data,
                                          bp_cuda_blas_type(c->dtype), ldc, c->batch, n_batch, CUBLAS_COMPUTE_32F,
