@@ -66,14 +66,14 @@ static int32_t prefill(const struct bp_launch *l, const struct bp_mla_prefill_ar
 static int32_t prefill_run(void *self, const struct bp_launch *l,
                            const struct bp_mla_prefill_args *a, struct bp_error *err)
 {
-    (void)self;
+    BP_TRY(attn_use(self, "mla.prefill run", err));
     return prefill(l, a, 1, "mla.prefill run", err);
 }
 
 static int32_t prefill_context(void *self, const struct bp_launch *l,
                                const struct bp_mla_prefill_args *a, struct bp_error *err)
 {
-    (void)self;
+    BP_TRY(attn_use(self, "mla.prefill run_context", err));
     return prefill(l, a, 0, "mla.prefill run_context", err);
 }
 
@@ -138,6 +138,7 @@ static int32_t decode_plan(void *self, const struct bp_launch *l,
         return bp_error_set(err, BP_E_ARG, ATTN_NAME, "mla.decode plan",
                             "there is no plan memory; ask workspace()");
     const struct attn_plan_shape s = shape_of(o, m->n_row_padded, o->n_head, m->max_kv);
+    BP_TRY(attn_use(o, "mla.decode plan", err));
     const uint64_t n_bytes = attn_plan_build(&s, m->row_kv_len_host, plan);
     const cudaError_t e =
         cudaMemcpyAsync(l->plan, plan, (size_t)n_bytes, cudaMemcpyHostToDevice, l->stream);
@@ -184,6 +185,7 @@ static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp
     const uint32_t n_row = m->n_row_padded;
     struct bp_area area;
     if (n_row == 0) return BP_OK;
+    BP_TRY(attn_use(o, op, err));
     BP_TRY(decode_ports(a, op, err));
     if (a->q.dim[1] > (int64_t)o->n_head)
         return bp_error_number(err, BP_E_ARG, ATTN_NAME, op, "workspace() was never asked about ",

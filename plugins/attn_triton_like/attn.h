@@ -34,6 +34,12 @@ extern const struct bp_mla_index_ops attn_index_ops;
 int32_t attn_common_open(struct attn_op *o, struct bp_error *err);
 void attn_common_close(struct attn_op *o);
 
+/* The device of the op, for what this thread launches next. */
+static inline int32_t attn_use(const struct attn_op *o, const char *op, struct bp_error *err)
+{
+    return bp_cuda_use(o->dev, err, ATTN_NAME, op);
+}
+
 /* ---- checks (ports.c) ---- */
 
 /* The part of supports() that all four share: device, dtypes, capture and determinism up to what is promised. */

@@ -3,43 +3,21 @@
  * Threads: one call per instance. SPDX-License-Identifier: MIT */
 #include "common.h"
 
-static int32_t blas_status(struct bp_error *err, cublasStatus_t s, const char *what)
-{
-    struct bp_text t;
-    if (s == CUBLAS_STATUS_SUCCESS) return BP_OK;
-    (void)bp_error_begin(err, &t, s == CUBLAS_STATUS_ALLOC_FAILED ? BP_E_DEVMEM : BP_E_DEVICE,
-                         ATTN_NAME, "bp.mla.common");
-    bp_text_add(&t, what);
-    bp_text_add(&t, ": ");
-    bp_text_add(&t, cublasGetStatusString(s));
-    bp_text_add(&t, " (cuBLAS status ");
-    bp_text_i64(&t, (int64_t)s);
-    bp_text_add(&t, ")");
-    if (err != NULL) err->native = (int32_t)s;
-    return s == CUBLAS_STATUS_ALLOC_FAILED ? BP_E_DEVMEM : BP_E_DEVICE;
-}
-
 int32_t attn_common_open(struct attn_op *o, struct bp_error *err)
 {
-    BP_TRY(bp_cuda_use(o->dev, err, ATTN_NAME, "bp.mla.common"));
     struct attn_common *c = bp_mem_alloc(o->plugin->host, 1, sizeof *c);
     if (c == NULL)
         return bp_error_set(err, BP_E_NOMEM, ATTN_NAME, "bp.mla.common", "no memory for the op");
     c->weight_dtype = BP_DT_F32;
-    cublasStatus_t s = cublasCreate(&c->blas);
-    if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasSetMathMode(c->blas, CUBLAS_DEFAULT_MATH |
-                                           CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     o->common = c;
-    if (s == CUBLAS_STATUS_SUCCESS) return BP_OK;
-    attn_common_close(o);
-    return blas_status(err, s, "cuBLAS cannot be used on this device");
+    return BP_OK;
 }
 
 void attn_common_close(struct attn_op *o)
 {
     struct attn_common *c = o->common;
     if (c == NULL) return;
+    (void)cudaSetDevice(o->dev->ordinal);
     bp_cuda_staging_end(&c->staging);
     if (c->blas != NULL) (void)cublasDestroy(c->blas);
     bp_mem_free(o->plugin->host, c);
@@ -54,8 +32,8 @@ static int32_t cache_write(void *self, const struct bp_launch *l,
     static const char op[] = "mla.common cache_write";
     const struct bp_mla_meta *m = a->meta;
     struct attn_cache_write x = {.n_tok = m->n_tok, .eps = a->eps};
-    (void)self;
     if (m->n_tok == 0) return BP_OK;
+    BP_TRY(attn_use(self, op, err));
     const int64_t width = a->kv.dim[1], n_latent = a->norm_w.dim[0], n_rope = width - n_latent;
     BP_TRY(attn_port(&a->kv, "kv", BP_DT_NONE, m->n_tok, width, 0, op, err));
     BP_TRY(attn_port(&a->norm_w, "norm_w", BP_DT_F32, 1, 0, 0, op, err));
@@ -72,6 +50,7 @@ static int32_t cache_write(void *self, const struct bp_launch *l,
     x.sin = m->rope_sin.data;
     x.cos_row = m->rope_cos.stride[0];
     x.sin_row = m->rope_sin.stride[0];
+    x.n_position = m->rope_cos.dim[0];
     x.positions = m->positions;
     x.slot_map = m->slot_map;
     x.n_latent = (uint32_t)n_latent;
@@ -85,8 +64,8 @@ static int32_t cache_gather(void *self, const struct bp_launch *l,
     static const char op[] = "mla.common cache_gather";
     const struct bp_mla_prefill_meta *m = a->meta;
     struct attn_gather x = {.n_seg = m->n_seg, .n_k = m->n_k};
-    (void)self;
     if (m->n_seg == 0 || m->n_k == 0) return BP_OK;
+    BP_TRY(attn_use(self, op, err));
     const int64_t n_latent = a->c.dim[1], n_rope = a->k_pe.dim[1];
     BP_TRY(attn_port(&a->c, "c", BP_DT_NONE, m->n_k, n_latent, 0, op, err));
     BP_TRY(attn_port(&a->k_pe, "k_pe", BP_DT_NONE, m->n_k, n_rope, 0, op, err));
@@ -109,8 +88,8 @@ static int32_t merge(void *self, const struct bp_launch *l, const struct bp_mla_
 {
     static const char op[] = "mla.common merge";
     const int64_t n = a->out.dim[0], n_head = a->out.dim[1], width = a->out.dim[2];
-    (void)self;
     if (n == 0 || n_head == 0) return BP_OK;
+    BP_TRY(attn_use(self, op, err));
     BP_TRY(attn_port(&a->out, "out", BP_DT_NONE, n, n_head, width, op, err));
     BP_TRY(attn_port(&a->lse, "lse", BP_DT_F32, n, n_head, 0, op, err));
     BP_TRY(attn_port(&a->other_out, "other_out", BP_DT_NONE, n, n_head, width, op, err));
@@ -163,7 +142,7 @@ static int32_t workspace(void *self, const void *problem_max, struct bp_workspac
     const struct bp_mla_problem *p = problem_max;
     (void)err;
     o->common->weight_dtype = p->act_dtype;
-    (void)bp_workspace_set(out, ATTN_BLAS_BYTES, 0, 0, 0);
+    (void)bp_workspace_set(out, BP_CUDA_BLAS_BYTES, 0, 0, 0);
     out->align = 256;
     return BP_OK;
 }

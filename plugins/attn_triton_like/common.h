@@ -2,16 +2,15 @@
 #ifndef ATTN_COMMON_H
 #define ATTN_COMMON_H
 
-#include <cublas_v2.h>
+#include <backplane/cuda/blas.h>
 
 #include "attn.h"
 
-enum { ATTN_BLAS_BYTES = 32 << 20 /* persistent workspace of cuBLAS, so that it never allocates */ };
-
 struct attn_common {
-    cublasHandle_t blas;
+    cublasHandle_t blas; /* NULL until the first weights: what needs no device can be asked without one */
     struct bp_cuda_staging staging;
-    uint32_t weight_dtype; /* what up-projections are kept in: the activations' dtype of the problem last sized */
+    uint32_t weight_dtype; /* what up-projections are kept in: the activations' dtype of the problem last sized, f32 before
+                            * that; products take weights of another dtype as well, only slower */
     uint32_t reserved;
 };
 

@@ -12,8 +12,8 @@ static int32_t key_write(void *self, const struct bp_launch *l,
     const struct bp_mla_meta *m = a->meta;
     struct attn_key_write x = {
         .n_tok = m->n_tok, .eps = a->eps, .half_style = a->rope_style == BP_ROPE_HALF};
-    (void)self;
     if (m->n_tok == 0) return BP_OK;
+    BP_TRY(attn_use(self, op, err));
     const int64_t n = a->k.dim[1], n_rope = 2 * m->rope_cos.dim[1];
     BP_TRY(attn_port(&a->k, "k", BP_DT_NONE, m->n_tok, n, 0, op, err));
     BP_TRY(attn_port(&a->norm_w, "norm_w", BP_DT_F32, n, 0, 0, op, err));
@@ -32,6 +32,7 @@ static int32_t key_write(void *self, const struct bp_launch *l,
     x.sin = m->rope_sin.data;
     x.cos_row = m->rope_cos.stride[0];
     x.sin_row = m->rope_sin.stride[0];
+    x.n_position = m->rope_cos.dim[0];
     x.positions = m->positions;
     x.slot_map = m->slot_map;
     x.n_rope = (uint32_t)n_rope;
@@ -70,8 +71,9 @@ static int32_t select_ports(const struct bp_mla_select_args *a, const char *op,
 /* The tensor-core kernel needs one 16-bit dtype and the width of the real models. */
 static int is_fast(const struct bp_mla_select_args *a, const struct attn_pool *pool)
 {
-    return (pool->dtype == BP_DT_F16 || pool->dtype == BP_DT_BF16) && a->q.dtype == pool->dtype && pool->width == 128 &&
-           bp_cuda_aligned(&a->q, 16) && (uintptr_t)pool->data % 16 == 0 && pool->block_bytes % 16 == 0;
+    return (pool->dtype == BP_DT_F16 || pool->dtype == BP_DT_BF16) && a->q.dtype == pool->dtype &&
+           pool->width == 128 && bp_cuda_aligned(&a->q, 16) && (uintptr_t)pool->data % 16 == 0 &&
+           pool->block_bytes % 16 == 0;
 }
 
 static int32_t choose(void *self, const struct bp_launch *l, const struct bp_mla_select_args *a,
@@ -80,8 +82,8 @@ static int32_t choose(void *self, const struct bp_launch *l, const struct bp_mla
     static const char op[] = "mla.index select";
     const struct bp_mla_decode_meta *m = a->meta;
     const int64_t n_row = m->n_row_padded;
-    (void)self;
     if (n_row == 0) return BP_OK;
+    BP_TRY(attn_use(self, op, err));
     BP_TRY(select_ports(a, op, err));
     const int taps = a->scores.data != NULL;
     struct attn_select x = {.q = attn_rows_of(&a->q),
@@ -118,7 +120,8 @@ static int32_t choose(void *self, const struct bp_launch *l, const struct bp_mla
         x.first_row = (uint32_t)at;
         x.n_row = (uint32_t)(n_row - at < most ? n_row - at : most);
         if (taps) x.scores.data = (float *)a->scores.data + at * a->scores.stride[0];
-        const int32_t e = fast ? attn_start_scores_mma(&x, l->stream) : attn_start_scores(&x, l->stream);
+        const int32_t e =
+            fast ? attn_start_scores_mma(&x, l->stream) : attn_start_scores(&x, l->stream);
         BP_TRY(attn_launched(e, op, err));
         BP_TRY(attn_launched(attn_start_topk(&x, l->stream), op, err));
     }

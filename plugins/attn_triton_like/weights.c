@@ -7,6 +7,11 @@
 
 enum { MAX_DIM = 1 << 20 };
 
+static const char *name_of(const struct bp_raw *raw)
+{
+    return raw->name != NULL ? raw->name : "tensor";
+}
+
 /* One tensor: rows of row_len numbers, head_rows of them a head. */
 struct part {
     const struct bp_raw *raw;
@@ -21,17 +26,19 @@ static int32_t check_part(const struct bp_raw *raw, int64_t row_len, int64_t hea
     *out = (struct part){.raw = raw, .row_len = row_len, .head_rows = head_rows};
     out->block_elems = attn_type_block(raw->type, &out->block_bytes);
     if (out->block_elems == 0) {
-        return bp_error_number(err, BP_DECLINED, ATTN_NAME, raw->name,
+        return bp_error_number(err, BP_DECLINED, ATTN_NAME, name_of(raw),
                                "there is no decoder for tensor type ", raw->type, "");
     }
     for (uint32_t d = 1; d < 4 && d < raw->n_dim; ++d) {
-        if (raw->ne[d] < 0 || raw->ne[d] > INT32_MAX || rows > INT32_MAX) return BP_E_ARG;
+        if (raw->ne[d] < 0 || raw->ne[d] > INT32_MAX || rows > INT32_MAX)
+            return bp_error_number(err, BP_E_ARG, ATTN_NAME, name_of(raw), "the tensor has ",
+                                   raw->ne[d], " rows in one dimension, which no model has");
         rows *= raw->ne[d];
     }
     if (raw->ne[0] != row_len || rows != head_rows * n_head || row_len % out->block_elems != 0 ||
         raw->n_bytes != (uint64_t)(row_len / out->block_elems * rows) * out->block_bytes) {
         struct bp_text t;
-        (void)bp_error_begin(err, &t, BP_E_ARG, ATTN_NAME, raw->name);
+        (void)bp_error_begin(err, &t, BP_E_ARG, ATTN_NAME, name_of(raw));
         bp_text_add(&t, "the tensor is ");
         bp_text_i64(&t, raw->ne[0]);
         bp_text_add(&t, " x ");
@@ -61,9 +68,9 @@ static int32_t decode_part(struct attn_common *c, const struct attn_weights *own
     const int64_t head_out = (own->nope_dim + own->v_dim) * own->kv_rank;
     void *raw = NULL;
     if (n_bytes == 0) return BP_OK;
-    BP_TRY(bp_cuda_alloc(&raw, n_bytes, err, ATTN_NAME, p->raw->name,
+    BP_TRY(bp_cuda_alloc(&raw, n_bytes, err, ATTN_NAME, name_of(p->raw),
                          "the up-projection as the file has it"));
-    int32_t rc = bp_cuda_upload(&c->staging, raw, src, n_bytes, err, ATTN_NAME, p->raw->name);
+    int32_t rc = bp_cuda_upload(&c->staging, raw, src, n_bytes, err, ATTN_NAME, name_of(p->raw));
     if (rc == BP_OK) {
         const struct attn_decode_weights x = {.src = raw,
                                               .dst = (unsigned char *)own->rows +
@@ -77,10 +84,10 @@ static int32_t decode_part(struct attn_common *c, const struct attn_weights *own
                                               .dst_dtype = own->dtype,
                                               .transposed = (uint32_t)transposed,
                                               .scale = p->raw->scale};
-        rc = attn_launched(attn_start_decode_weights(&x, c->staging.stream), p->raw->name, err);
+        rc = attn_launched(attn_start_decode_weights(&x, c->staging.stream), name_of(p->raw), err);
     }
     const int32_t done =
-        bp_cuda_upload_done(&c->staging, rc == BP_OK ? err : NULL, ATTN_NAME, p->raw->name);
+        bp_cuda_upload_done(&c->staging, rc == BP_OK ? err : NULL, ATTN_NAME, name_of(p->raw));
     (void)cudaFree(raw);
     return rc != BP_OK ? rc : done;
 }
@@ -125,7 +132,9 @@ int32_t attn_prepare(void *self, const struct bp_mla_weights *w, void **out,
             "every dimension must be 1 to 1048576 and the heads in order, and one is ", dims[i],
             "");
     }
-    BP_TRY(bp_cuda_use(o->dev, err, ATTN_NAME, "mla.common prepare"));
+    BP_TRY(attn_use(o, "mla.common prepare", err));
+    if (o->common->blas == NULL)
+        BP_TRY(bp_cuda_blas_create(&o->common->blas, err, ATTN_NAME, "mla.common prepare"));
     struct attn_weights *own = bp_mem_alloc(o->plugin->host, 1, sizeof *own);
     if (own == NULL)
         return bp_error_set(err, BP_E_NOMEM, ATTN_NAME, "mla.common prepare",
@@ -158,7 +167,9 @@ void attn_release(void *self, void *weights)
     const struct attn_op *o = self;
     struct attn_weights *own = weights;
     if (own == NULL) return;
+    (void)cudaSetDevice(o->dev->ordinal);
     if (own->rows != NULL) (void)cudaFree(own->rows);
+    (void)cudaGetLastError();
     bp_mem_free(o->plugin->host, own);
 }
 
@@ -168,23 +179,16 @@ static int32_t blas_product(struct attn_common *c, const struct bp_launch *l,
                             const struct attn_product *p, const char *op, struct bp_error *err)
 {
     const float one = 1.0f, zero = 0.0f;
-    const cudaDataType_t type = p->w_dtype == BP_DT_F32   ? CUDA_R_32F
-                                : p->w_dtype == BP_DT_F16 ? CUDA_R_16F
-                                                          : CUDA_R_16BF;
+    const cudaDataType_t type = bp_cuda_blas_type(p->w_dtype);
     /* Row-major y = x W^T is column-major y^T = W x^T; W's rows are columns there. */
     const cublasOperation_t turn = p->transposed != 0 ? CUBLAS_OP_N : CUBLAS_OP_T;
-    cublasStatus_t s = cublasSetStream(c->blas, l->stream);
-    if (s == CUBLAS_STATUS_SUCCESS) s = cublasSetWorkspace(c->blas, l->persistent, ATTN_BLAS_BYTES);
-    if (s == CUBLAS_STATUS_SUCCESS) {
-        s = cublasGemmStridedBatchedEx(c->blas, turn, CUBLAS_OP_N, (int)p->n_out, (int)p->n_row,
-                                       (int)p->n_in, &one, p->w, type, (int)p->ld, p->w_head,
-                                       p->x.data, type, (int)p->x.row, p->x.head, &zero, p->y.data,
-                                       type, (int)p->y.row, p->y.head, (int)p->n_head,
-                                       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    }
-    if (s == CUBLAS_STATUS_SUCCESS) return BP_OK;
-    return bp_error_number(err, BP_E_DEVICE, ATTN_NAME, op,
-                           "cuBLAS refused the batched product with status ", (int64_t)s, "");
+    BP_TRY(bp_cuda_blas_begin(c->blas, l->stream, l->persistent, BP_CUDA_BLAS_BYTES, err, ATTN_NAME,
+                              op));
+    const cublasStatus_t s = cublasGemmStridedBatchedEx(
+        c->blas, turn, CUBLAS_OP_N, (int)p->n_out, (int)p->n_row, (int)p->n_in, &one, p->w, type,
+        (int)p->ld, p->w_head, p->x.data, type, (int)p->x.row, p->x.head, &zero, p->y.data, type,
+        (int)p->y.row, p->y.head, (int)p->n_head, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    return bp_cuda_blas_status(err, ATTN_NAME, op, s, "the batched product was not started");
 }
 
 static int32_t product(struct attn_op *o, const struct bp_launch *l, const struct attn_product *p,
@@ -207,6 +211,7 @@ int32_t attn_expand(void *self, const struct bp_launch *l, const struct bp_mla_e
         return bp_error_set(err, BP_E_ARG, ATTN_NAME, op, "no weights, or k_pe is not (n_k, R)");
     const int64_t n = a->c.dim[0], n_rope = a->k_pe.dim[1];
     if (n == 0 || w->n_head == 0) return BP_OK;
+    BP_TRY(attn_use(self, op, err));
     BP_TRY(attn_port(&a->c, "c", BP_DT_NONE, n, w->kv_rank, 0, op, err));
     BP_TRY(attn_port(&a->k_pe, "k_pe", BP_DT_NONE, n, n_rope, 0, op, err));
     BP_TRY(attn_port(&a->k, "k", BP_DT_NONE, n, w->n_head, w->nope_dim + n_rope, op, err));
@@ -248,6 +253,7 @@ int32_t attn_absorb(void *self, const struct bp_launch *l, const struct bp_mla_a
     const int64_t n = a->x.dim[0], n_in = out_of ? w->kv_rank : w->nope_dim,
                   n_out = out_of ? w->v_dim : w->kv_rank;
     if (n == 0 || w->n_head == 0) return BP_OK;
+    BP_TRY(attn_use(self, op, err));
     BP_TRY(attn_port(&a->x, "x", BP_DT_NONE, n, w->n_head, n_in, op, err));
     BP_TRY(attn_port(&a->y, "y", BP_DT_NONE, n, w->n_head, n_out, op, err));
     const int64_t skip = out_of ? w->nope_dim * w->kv_rank * bp_dtype_bytes(w->dtype) : 0;

@@ -35,9 +35,10 @@ __global__ void __launch_bounds__(THREADS) cache_write_kernel(const attn_cache_w
         store_any(y, a.pool.dtype, i, a.norm_w[i] * (load_any(x, a.kv.dtype, i) * inv));
     }
     const int64_t at = a.positions[token];
+    const bool known = at >= 0 && at < a.n_position; /* what no table has is nothing to read, and not to be overlooked */
     for (uint32_t i = threadIdx.x; i < a.n_rope / 2; i += THREADS) {
         const float u = load_any(x, a.kv.dtype, a.n_latent + 2 * i), v = load_any(x, a.kv.dtype, a.n_latent + 2 * i + 1);
-        const float c = a.cos[at * a.cos_row + i], s = a.sin[at * a.sin_row + i];
+        const float c = known ? a.cos[at * a.cos_row + i] : NAN, s = known ? a.sin[at * a.sin_row + i] : NAN;
         store_any(y, a.pool.dtype, a.n_latent + 2 * i, u * c - v * s);
         store_any(y, a.pool.dtype, a.n_latent + 2 * i + 1, u * s + v * c);
     }
@@ -66,12 +67,13 @@ __global__ void __launch_bounds__(THREADS) key_write_kernel(const attn_key_write
         store_any(y, a.pool.dtype, i, (load_any(x, a.k.dtype, i) - mean) * inv * a.norm_w[i] + a.norm_b[i]);
     }
     const int64_t at = a.positions[token];
+    const bool known = at >= 0 && at < a.n_position; /* what no table has is nothing to read, and not to be overlooked */
     for (uint32_t i = threadIdx.x; i < a.n_rope / 2; i += THREADS) {
         uint32_t even, odd;
         pair_of(i, a.n_rope, a.half_style != 0, &even, &odd);
         const float u = (load_any(x, a.k.dtype, even) - mean) * inv * a.norm_w[even] + a.norm_b[even];
         const float v = (load_any(x, a.k.dtype, odd) - mean) * inv * a.norm_w[odd] + a.norm_b[odd];
-        const float c = a.cos[at * a.cos_row + i], s = a.sin[at * a.sin_row + i];
+        const float c = known ? a.cos[at * a.cos_row + i] : NAN, s = known ? a.sin[at * a.sin_row + i] : NAN;
         store_any(y, a.pool.dtype, even, u * c - v * s);
         store_any(y, a.pool.dtype, odd, u * s + v * c);
     }

@@ -41,7 +41,7 @@ struct attn_cache_write {
     struct attn_pool pool;
     const float *norm_w, *cos, *sin; /* tables: rope / 2 numbers a position, table_row apart */
     const int32_t *positions, *slot_map;
-    int64_t cos_row, sin_row;
+    int64_t cos_row, sin_row, n_position; /* n_position: rows of the tables; a position beyond them is rotated to NaN */
     uint32_t n_tok, n_latent, n_rope;
     float eps;
 };
@@ -52,7 +52,7 @@ struct attn_key_write {
     struct attn_pool pool;
     const float *norm_w, *norm_b, *cos, *sin;
     const int32_t *positions, *slot_map;
-    int64_t cos_row, sin_row;
+    int64_t cos_row, sin_row, n_position;
     uint32_t n_tok, n_rope, half_style; /* half_style: pairs are (i, i + n_rope / 2), else (2i, 2i + 1) */
     float eps;
 };
@@ -136,7 +136,8 @@ struct attn_decode {
     uint32_t most_smem; /* bytes of shared memory that a block may have on this device */
 };
 int32_t attn_start_decode_fma(const struct attn_decode *a, void *stream);
-/* Needs q, out and pool of one 16-bit dtype, 512 latents, 64 rotated numbers, rows of q, out and pool 16-byte aligned. */
+/* Needs q, out and pool of one 16-bit dtype, 512 latents, 64 rotated numbers; rows of q and out 4-byte, of the pool 16-byte
+ * aligned. */
 int32_t attn_start_decode_mma(const struct attn_decode *a, void *stream);
 int32_t attn_start_combine(const struct attn_decode *a, void *stream);
 
