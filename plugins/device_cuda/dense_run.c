@@ -73,6 +73,8 @@ int32_t dc_embed(void *self, const struct bp_launch *l, const struct bp_dense_em
 {
     const struct dc_dense *d = self;
     const struct dc_table *t = a->table;
+    if (t == NULL)
+        return bp_error_set(err, BP_E_ARG, DC_NAME, "dense.embed", "no table was prepared");
     const struct dc_embed_args e = {.table = t->data,
                                     .ids = a->ids.data,
                                     .y = rows_of(&a->y),
@@ -258,6 +260,9 @@ int32_t dc_argmax(void *self, const struct bp_launch *l, const struct bp_dense_t
     p.best = l->scratch;
     p.arrived = l->persistent;
     if (p.k != 1) return fail_shapes(err, "dense.argmax", "x", &a->x, "ids", &a->ids);
+    if (p.arrived == NULL)
+        return bp_error_set(err, BP_E_ARG, DC_NAME, "dense.argmax",
+                            "the persistent memory that workspace() asked for is missing");
     if (l->scratch_bytes < (uint64_t)p.n_rows * DC_MAX_PARTS * sizeof *p.best) {
         return bp_error_number(err, BP_E_ARG, DC_NAME, "dense.argmax",
                                "the scratch is too small for ", p.n_rows, " rows");

@@ -298,6 +298,10 @@ START_TEST(ports_that_do_not_agree_are_refused)
     p.cos_table = p.sin_table = port(2, 4, 4, 1);
     p.positions = port(1, 1, 1, 1); /* of two rows, and no numbers of 32 bits */
     refused_call(ops->rope(op.self, &l, &p, &err), &err, "dense.rope");
+    const struct bp_dense_embed_args e = {
+        .h = BP_HDR(struct bp_dense_embed_args, y), .ids = p.positions, .y = r.y};
+    ck_assert_int_eq(ops->embed(op.self, &l, &e, &err), BP_E_ARG);
+    ck_assert_ptr_nonnull(strstr(err.msg, "no table"));
     desc->op_destroy(plugin, &op);
 }
 END_TEST
