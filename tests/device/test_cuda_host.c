@@ -18,7 +18,7 @@ static struct {
     int calls, fails;    /* from 1 on; 0: none fails */
     int device, freed_on;
     int held; /* memory, streams, events, handles */
-    int math_mode;
+    int math_mode, products;
 } fake;
 
 static void reset(cudaError_t failure, int fails)
@@ -177,6 +177,48 @@ const char *cublasGetStatusString(cublasStatus_t s)
     return "a status of the test";
 }
 
+/* Column by column, as cuBLAS counts; and it refuses what cuBLAS does: rows that are longer than their stride. */
+cublasStatus_t cublasGemmEx_64(cublasHandle_t h, cublasOperation_t turn_a, cublasOperation_t turn_b,
+                               int64_t m, int64_t n, int64_t k, const void *alpha, const void *a,
+                               cudaDataType a_type, int64_t a_ld, const void *b,
+                               cudaDataType b_type, int64_t b_ld, const void *beta, void *c,
+                               cudaDataType c_type, int64_t c_ld, cublasComputeType_t compute,
+                               cublasGemmAlgo_t algo)
+{
+    const float *x = a, *y = b, scale = *(const float *)alpha, keep = *(const float *)beta;
+    float *out = c;
+    (void)h, (void)algo;
+    ck_assert(turn_a == CUBLAS_OP_T && turn_b == CUBLAS_OP_N);
+    ck_assert(a_type == CUDA_R_32F && b_type == CUDA_R_32F && c_type == CUDA_R_32F);
+    ck_assert_int_eq(compute, CUBLAS_COMPUTE_32F);
+    fake.products++;
+    if (a_ld < k || b_ld < k || c_ld < m) return CUBLAS_STATUS_INVALID_VALUE;
+    for (int64_t j = 0; j < n; ++j) {
+        for (int64_t i = 0; i < m; ++i) {
+            float sum = 0;
+            for (int64_t l = 0; l < k; ++l) sum += x[l + i * a_ld] * y[l + j * b_ld];
+            out[i + j * c_ld] = scale * sum + (keep == 0 ? 0 : keep * out[i + j * c_ld]);
+        }
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t
+cublasGemmStridedBatchedEx_64(cublasHandle_t h, cublasOperation_t turn_a, cublasOperation_t turn_b,
+                              int64_t m, int64_t n, int64_t k, const void *alpha, const void *a,
+                              cudaDataType a_type, int64_t a_ld, long long a_step, const void *b,
+                              cudaDataType b_type, int64_t b_ld, long long b_step, const void *beta,
+                              void *c, cudaDataType c_type, int64_t c_ld, long long c_step,
+                              int64_t n_batch, cublasComputeType_t compute, cublasGemmAlgo_t algo)
+{
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    for (int64_t i = 0; i < n_batch && s == CUBLAS_STATUS_SUCCESS; ++i) {
+        s = cublasGemmEx_64(h, turn_a, turn_b, m, n, k, alpha, (const float *)a + i * a_step,
+                            a_type, a_ld, (const float *)b + i * b_step, b_type, b_ld, beta,
+                            (float *)c + i * c_step, c_type, c_ld, compute, algo);
+    }
+    return s;
+}
+
 /* ---- tests ---- */
 
 static void one_sentence(const struct bp_error *err, int32_t rc)
@@ -271,6 +313,48 @@ START_TEST(cublas_keeps_f32_sums)
 }
 END_TEST
 
+/* Small whole numbers: every sum is exact. What lies between rows stays as it was. */
+START_TEST(products_are_row_by_row)
+{
+    static const int64_t shapes[][4] = {{3, 5, 7, 1}, {3, 5, 7, 2}, {1, 4, 6, 1},
+                                        {1, 1, 1, 3}, {0, 4, 4, 1}, {4, 0, 4, 2}};
+    enum { MOST = 1024 };
+    float a[MOST], b[MOST], c[MOST];
+    for (uint32_t s = 0; s < BP_LEN(shapes); ++s) {
+        const int64_t m = shapes[s][0], n = shapes[s][1], k = shapes[s][2], n_batch = shapes[s][3];
+        /* A single row may come with any stride, as views do. */
+        const struct bp_cuda_matrix x = {a, m == 1 ? 0 : k + 2, 100, BP_DT_F32, 0},
+                                    w = {b, n == 1 ? 0 : k + 1, 120, BP_DT_F32, 0},
+                                    y = {c, m == 1 ? 0 : n + 3, 140, BP_DT_F32, 0};
+        for (int i = 0; i < MOST; ++i) {
+            a[i] = (float)(i * 7 % 11 - 5);
+            b[i] = (float)(i * 5 % 13 - 6);
+            c[i] = 2.0f;
+        }
+        reset(cudaSuccess, 0);
+        ck_assert_int_eq(bp_cuda_blas_abt(NULL, &x, &w, &y, m, n, k, n_batch, 2.0f, 0.5f),
+                         CUBLAS_STATUS_SUCCESS);
+        ck_assert_int_eq(fake.products, m * n == 0 ? 0 : n_batch);
+        int64_t changed = 0;
+        for (int i = 0; i < MOST; ++i) {
+            const int64_t at = i % 140, r = m == 1 ? 0 : at / (n + 3),
+                          j = m == 1 ? at : at % (n + 3);
+            float want = 2.0f;
+            if (i / 140 < n_batch && r < m && j < n) {
+                const float *left = a + i / 140 * 100 + r * x.row,
+                            *right = b + i / 140 * 120 + j * w.row;
+                want = 1.0f;
+                for (int64_t l = 0; l < k; ++l) want += 2.0f * left[l] * right[l];
+                ++changed;
+            }
+            ck_assert_msg(c[i] == want, "shape %u, element %d: %g, not %g", s, i, (double)c[i],
+                          (double)want);
+        }
+        ck_assert_int_eq(changed, m * n * n_batch);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("cuda_host");
@@ -279,6 +363,7 @@ int main(void)
     tcase_add_test(tc, memory_is_freed_on_its_device);
     tcase_add_test(tc, an_upload_arrives_or_leaves_nothing);
     tcase_add_test(tc, cublas_keeps_f32_sums);
+    tcase_add_test(tc, products_are_row_by_row);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
