@@ -42,7 +42,7 @@ static void softmax(const float *z, int64_t n, double *p)
     for (int64_t i = 0; i < n; ++i) p[i] /= sum;
 }
 
-/* Fills p and sel; false when the row holds a NaN, which may have come from infinities. */
+/* Fills p and sel; false when a logit is no finite number, or a score none. */
 static bool score(const struct job *j, const float *z, const struct row *w)
 {
     const float *bias = j->a->bias.data;
@@ -54,7 +54,7 @@ static bool score(const struct job *j, const float *z, const struct row *w)
     bool numbers = true;
     for (int64_t i = 0; i < j->n_expert; ++i) {
         w->sel[i] = bias != NULL ? w->p[i] + (double)bias[i] : w->p[i];
-        if (w->sel[i] != w->sel[i]) numbers = false;
+        if (!isfinite(z[i]) || w->sel[i] != w->sel[i]) numbers = false;
     }
     return numbers;
 }

@@ -33,6 +33,13 @@ static int32_t check_route(const struct bp_moe_route_args *a, struct bp_error *e
     if (n < 1 || n > MOE_MAX_EXPERT || n % n_group != 0)
         return bp_error_number(err, BP_E_ARG, MOE_NAME, "moe.route",
                                "the groups must divide the experts, of which there are ", n, "");
+    if (a->logits.dtype != BP_DT_F32 || a->ids.dtype != BP_DT_I32 ||
+        a->weights.dtype != BP_DT_F32 || a->ids.dim[0] != a->logits.dim[0] ||
+        a->weights.dim[0] != a->logits.dim[0] || a->weights.dim[1] != used)
+        return bp_error_number(err, BP_E_ARG, MOE_NAME, "moe.route",
+                               "logits and weights must be F32 and ids I32, with a row for each "
+                               "token, of which there are ",
+                               a->logits.dim[0], "");
     const int64_t choice = n_group > 1 ? (int64_t)a->n_group_used * (n / n_group) : n;
     if (used < 1 || used > choice || used > n)
         return bp_error_number(err, BP_E_ARG, MOE_NAME, "moe.route",
@@ -46,9 +53,10 @@ static int32_t check_route(const struct bp_moe_route_args *a, struct bp_error *e
 int32_t moe_route(void *self, const struct bp_launch *l, const struct bp_moe_route_args *a,
                   struct bp_error *err)
 {
-    (void)self;
+    const struct moe_op *op = self;
     BP_TRY(check_route(a, err));
     if (a->logits.dim[0] == 0) return BP_OK;
+    BP_TRY(bp_cuda_use(op->dev, err, MOE_NAME, "moe.route"));
     const struct moe_route_call c = {.logits = a->logits.data,
                                      .bias = a->bias.data,
                                      .ids = a->ids.data,
@@ -85,8 +93,17 @@ static int32_t check_run(const struct bp_moe_run_args *a, int64_t n_embd, struct
 {
     const int64_t n = a->x.dim[0];
     if (a->x.dim[1] == n_embd && a->y.dim[1] == n_embd && a->y.dim[0] == n && a->ids.dim[0] == n &&
-        a->gates.dim[0] == n && a->gates.dim[1] == a->ids.dim[1] && n <= 65535)
-        return BP_OK;
+        a->gates.dim[0] == n && a->gates.dim[1] == a->ids.dim[1] && n <= 65535) {
+        /* Pairs are counted in 32 bits. */
+        if (a->y.dtype == BP_DT_F32 && a->gates.dtype == BP_DT_F32 && a->ids.dtype == BP_DT_I32 &&
+            bp_is_float(a->x.dtype) && n * a->ids.dim[1] <= INT32_MAX / 2)
+            return BP_OK;
+        return bp_error_number(
+            err, BP_E_ARG, MOE_NAME, "moe.run",
+            "x must be of a float type, ids I32, gates and y F32, and tokens times experts at most "
+            "1073741823; the dtype of x is ",
+            a->x.dtype, "");
+    }
     return bp_error_number(
         err, BP_E_ARG, MOE_NAME, "moe.run",
         "x, ids, gates and y must have the same tokens, at most 65535, and columns: ", n_embd, "");
@@ -176,12 +193,13 @@ int32_t moe_run(void *self, const struct bp_launch *l, const struct bp_moe_run_a
     const struct moe_layer *y = a->weights;
     const int64_t n_embd = y->routed.n_embd != 0 ? y->routed.n_embd : y->shared.n_embd;
     struct run r = {.a = a, .y = y, .stream = l->stream};
+    const struct moe_op *op = self;
     struct bp_area area;
-    (void)self;
     BP_TRY(check_run(a, n_embd, err));
     r.n_tok = (int32_t)a->x.dim[0];
     r.n_used = (int32_t)a->ids.dim[1];
     if (r.n_tok == 0) return BP_OK;
+    BP_TRY(bp_cuda_use(op->dev, err, MOE_NAME, "moe.run"));
     r.has_routed = y->routed.n > 0 && y->routed.n_ff > 0 && r.n_used > 0;
     r.has_shared = y->shared.n_ff > 0;
     const struct moe_size size = {.n_tok = r.n_tok,

@@ -196,7 +196,10 @@ template <int TOK, bool INNER> int32_t start(const moe_call &c, cudaStream_t s)
     const dim3 grid(static_cast<unsigned>((n + own - 1) / own), static_cast<unsigned>(c.n_tile));
     const cudaError_t e = cudaFuncSetAttribute(many_kernel<TOK, INNER>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                smem_bytes<TOK>());
-    if (e != cudaSuccess) return static_cast<int32_t>(e);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError(); /* it is told here, and the next launch shall not find it */
+        return static_cast<int32_t>(e);
+    }
     many_kernel<TOK, INNER><<<grid, THREADS, smem_bytes<TOK>(), s>>>(c);
     return static_cast<int32_t>(cudaGetLastError());
 }

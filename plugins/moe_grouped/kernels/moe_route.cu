@@ -13,7 +13,7 @@
 namespace
 {
 
-static_assert(MOE_MAX_EXPERT * 12 <= 101376, "scores must fit in shared memory");
+static_assert(MOE_MAX_EXPERT * 12 <= 48 * 1024, "scores must fit in what every kernel may have without asking");
 
 __device__ float warp_sum(float v)
 {
@@ -46,7 +46,7 @@ __device__ float exp_below(float z, float top)
     return expf(d) * (1.0f + lost);
 }
 
-/* Fills p and sel; false in all lanes when the row holds a NaN. */
+/* Fills p and sel; false in all lanes when a logit is no finite number, or a score none. */
 __device__ bool score(const moe_route_call &c, const float *z, float *p, float *sel, int lane, float &top, float &sum)
 {
     bool bad = false;
@@ -64,7 +64,7 @@ __device__ bool score(const moe_route_call &c, const float *z, float *p, float *
     for (int i = lane; i < c.n_expert; i += 32) {
         p[i] = c.softmax ? p[i] / sum : 1.0f / (1.0f + expf(-z[i]));
         sel[i] = c.bias != nullptr ? p[i] + c.bias[i] : z[i];
-        bad = bad || isnan(p[i]) || isnan(sel[i]);
+        bad = bad || !isfinite(z[i]) || isnan(p[i]) || isnan(sel[i]);
     }
     return __any_sync(0xffffffffu, bad) == 0;
 }

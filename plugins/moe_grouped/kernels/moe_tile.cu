@@ -188,9 +188,12 @@ template <int TOK, int PARTS, class S> __device__ __forceinline__ void stage_x(c
     for (int i = static_cast<int>(threadIdx.x); i < TOK * (COLS / 8); i += THREADS) {
         const int tok = i / (COLS / 8), at = i % (COLS / 8) * 8, row = sh.from[tok], left = row >= 0 ? in.n - col - at : 0;
         const int64_t p = (row >= 0 ? row : 0) * in.stride + col + at;
-        if (PARTS == 1 && ((in.wide && left >= 8) || left <= 0)) {
-            const bf16 *x = static_cast<const bf16 *>(in.x);
-            bp_cuda::cp_async_16(sh.x[0] + tok * STRIDE + at, left > 0 ? x + p : x, left > 0);
+        if (PARTS == 1 && left <= 0) { /* no copy of nothing: it would need an aligned address, too */
+            *reinterpret_cast<uint4 *>(sh.x[0] + tok * STRIDE + at) = make_uint4(0, 0, 0, 0);
+            continue;
+        }
+        if (PARTS == 1 && in.wide && left >= 8) {
+            bp_cuda::cp_async_16(sh.x[0] + tok * STRIDE + at, static_cast<const bf16 *>(in.x) + p, true);
             continue;
         }
         float v[8] = {};
@@ -406,7 +409,10 @@ template <uint32_t TYPE, int TOK, int PARTS, bool INNER> int32_t start(const moe
     constexpr int N_BYTES = static_cast<int>(sizeof(Shared<TYPE, TOK, PARTS>));
     const cudaError_t e = cudaFuncSetAttribute(tile_kernel<TYPE, TOK, PARTS, INNER>,
                                                cudaFuncAttributeMaxDynamicSharedMemorySize, N_BYTES);
-    if (e != cudaSuccess) return static_cast<int32_t>(e);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError(); /* it is told here, and the next launch shall not find it */
+        return static_cast<int32_t>(e);
+    }
     tile_kernel<TYPE, TOK, PARTS, INNER><<<grid, THREADS, N_BYTES, s>>>(c);
     return static_cast<int32_t>(cudaGetLastError());
 }

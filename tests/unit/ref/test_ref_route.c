@@ -308,14 +308,16 @@ START_TEST(nan_and_infinity)
             rig_set(&clean.logits, i, v);
         }
         rig_set(&q.logits, 1 * X + 5, NAN);
-        rig_set(&q.logits, 3 * X + 2, -INFINITY); /* a number: this expert is never wanted */
+        rig_set(&q.logits, 3 * X + 2, -INFINITY);
+        rig_set(&q.logits, 5 * X, INFINITY);
         for (int i = 0; i < X; ++i) rig_set(&q.logits, 4 * X + i, -3e38);
         route(&b, &r, &q);
         route(&b, &r, &clean);
         for (int k = 0; k < USED; ++k) {
-            ck_assert_int_eq(*rig_int(&q.ids, 1 * USED + k), -1);
-            ck_assert(isnan(rig_get(&q.weights, 1 * USED + k)));
-            ck_assert(*rig_int(&q.ids, 3 * USED + k) != 2 && *rig_int(&q.ids, 3 * USED + k) >= 0);
+            for (int t = 1; t < N; t += 2) {
+                ck_assert_int_eq(*rig_int(&q.ids, t * USED + k), -1);
+                ck_assert(isnan(rig_get(&q.weights, t * USED + k)));
+            }
             ck_assert_int_eq(*rig_int(&q.ids, 4 * USED + k), k); /* all equal: lowest ids */
             if (gating == BP_GATING_SOFTMAX)
                 ck_assert(fabs(rig_get(&q.weights, 4 * USED + k) - 2.0 / 3.0) < 1e-6);

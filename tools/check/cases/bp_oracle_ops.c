@@ -163,7 +163,7 @@ void bp_oracle_route_token(const struct bp_oracle_route *r, const double *logits
     for (int64_t i = 0; i < n; ++i) {
         if (r->gating == BP_GATING_SOFTMAX) p[i] /= sum;
         sel[i] = p[i] + (bias != NULL ? bias[i] : 0.0);
-        poisoned = poisoned || isnan(sel[i]);
+        poisoned = poisoned || !isfinite(logits[i]) || isnan(sel[i]);
     }
     if (!poisoned && r->n_group > 1) drop_groups(r, sel);
     if (!poisoned) bp_oracle_topk(sel, n, r->n_used, ids);

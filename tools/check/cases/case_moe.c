@@ -104,9 +104,11 @@ static bool check_token(struct bp_case_suite *s, struct route_call *c, int64_t t
         double got = bp_case_get(c->weights, t * used + k);
         if (poisoned) {
             if (id == -1 && isnan(got)) continue;
-            return bp_case_fail(
-                s, "6.3", "token %lld holds a NaN: got expert %d with weight %.9g, want -1 and NaN",
-                (long long)t, id, got);
+            return bp_case_fail(s, "6.3",
+                                "token %lld has a logit that is not finite: got expert %d with "
+                                "weight %.9g, want -1 "
+                                "and NaN",
+                                (long long)t, id, got);
         }
         double want = e->p[id] * c->r.scale / (c->r.normalize != 0 ? sum + 1e-20 : 1.0);
         if (!(fabs(got - want) <= ROUNDINGS * 0x1p-24 * fabs(want) + 1e-37)) {
@@ -138,7 +140,7 @@ static void check_route(struct bp_case_suite *s, struct route_call *c)
     free(bias);
 }
 
-enum route_fill { ROUTE_NORMAL, ROUTE_TIES, ROUTE_LARGE, ROUTE_NAN, ROUTE_FILLS };
+enum route_fill { ROUTE_NORMAL, ROUTE_TIES, ROUTE_LARGE, ROUTE_NAN, ROUTE_INFINITE, ROUTE_FILLS };
 
 static void fill_logits(struct bp_case_suite *s, struct bp_case_tensor *t, int fill)
 {
@@ -148,13 +150,18 @@ static void fill_logits(struct bp_case_suite *s, struct bp_case_tensor *t, int f
         if (fill == ROUTE_LARGE) v *= 40.0; /* softmax must subtract the maximum */
         bp_case_put(t, i, v);
     }
-    if (fill == ROUTE_NAN && t->t.dim[0] > 1) bp_case_put(t, t->t.dim[1] + 3 % t->t.dim[1], NAN);
+    const int64_t n = t->t.dim[1];
+    if (fill == ROUTE_NAN && t->t.dim[0] > 1) bp_case_put(t, n + 3 % n, NAN);
+    if (fill != ROUTE_INFINITE) return;
+    /* An overflow upstream: nobody may be chosen by it, nor because of it. */
+    if (t->t.dim[0] > 1) bp_case_put(t, n + 3 % n, INFINITY);
+    if (t->t.dim[0] > 2) bp_case_put(t, 2 * n + 1 % n, -INFINITY);
 }
 
 static void route_case(struct bp_case_suite *s, struct bp_case_target *target,
                        const struct bp_oracle_route *r, int64_t n_tok, bool with_bias, int fill)
 {
-    static const char *const names[] = {"normal", "ties", "large", "nan"};
+    static const char *const names[] = {"normal", "ties", "large", "nan", "infinite"};
     const struct bp_moe_problem p = {.h = BP_HDR(struct bp_moe_problem, y_dtype),
                                      .op = BP_MOE_OP_ROUTE,
                                      .max_tok = (uint32_t)(n_tok > 0 ? n_tok : 1),
