@@ -1,6 +1,7 @@
 /* index.cu - the lightning index: scores of a row's keys, and the exact choice of its top_k largest.
- * Numeric: scores in f32, heads added in a fixed order; the choice is exact on them: radix select over all 32 bits, ties to
- * the lowest position, NaN below every number (taken only when nothing else is left, as the reference does).
+ * Numeric: scores in f32, heads added in a fixed order; the choice is exact on them: all 32 bits are decided, by counts of
+ * digits, or bit by bit where a block holds the whole row in registers; ties to the lowest position, NaN below every number
+ * (taken only when nothing else is left, as the reference does).
  * A row's bits depend on its own keys only. SPDX-License-Identifier: MIT */
 #include <backplane/cuda/mma.cuh>
 
@@ -242,25 +243,35 @@ __device__ void count_digits(pick_room &room, const float *scores, int n, int sh
     __syncthreads();
 }
 
-/* By one warp: the digit at which the counts, summed from the largest digit down, reach k; how many are larger goes to room.
- * Lane l takes the l-th stretch of digits from above, and begins it at another place than the others, for the banks. */
-__device__ void find_digit(pick_room &room, int n_bit, uint32_t k, uint32_t larger)
+/* Of what this thread counts (mine), the sum over the threads before it; a barrier lies inside, and room.warp holds each warp's
+ * sum after it. */
+__device__ __forceinline__ uint32_t before_thread(pick_room &room, uint32_t mine)
 {
-    const int lane = static_cast<int>(threadIdx.x), each = (1 << n_bit) / 32, top = (1 << n_bit) - 1 - each * lane;
-    uint32_t mine = 0;
-    for (int d = 0; d < each; ++d) mine += room.count[top - (d + lane) % each];
-    uint32_t before = mine;
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    uint32_t upto = mine;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-        const uint32_t v = __shfl_up_sync(FULL_WARP, before, static_cast<unsigned>(step));
-        if (lane >= step) before += v;
+        const uint32_t v = __shfl_up_sync(FULL_WARP, upto, static_cast<unsigned>(step));
+        if (lane >= step) upto += v;
     }
-    before += larger - mine;
+    if (lane == 31) room.warp[warp] = upto;
+    __syncthreads();
+    return upto - mine + __reduce_add_sync(FULL_WARP, lane < warp ? room.warp[lane] : 0u);
+}
+
+/* The digit at which the counts, summed from the largest digit down, reach k; how many are larger goes to room, too. Thread t
+ * takes the t-th one or two digits from above. */
+__device__ void find_digit(pick_room &room, int n_bit, uint32_t k, uint32_t larger)
+{
+    static_assert(BINS == 2 * PICK_THREADS, "one or two digits of a thread");
+    const bool two = n_bit == DIGIT;
+    const int top = (1 << n_bit) - 1 - static_cast<int>(threadIdx.x) * (two ? 2 : 1);
+    const uint32_t first = top >= 0 ? room.count[top] : 0u, second = two ? room.count[top - 1] : 0u, mine = first + second;
+    const uint32_t before = larger + before_thread(room, mine);
     if (before >= k || before + mine < k) return;
-    int digit = top;
-    while (before + room.count[digit] < k) before += room.count[digit--];
-    room.digit = static_cast<uint32_t>(digit);
-    room.larger = before;
+    const bool is_first = before + first >= k;
+    room.digit = static_cast<uint32_t>(is_first ? top : top - 1);
+    room.larger = is_first ? before : before + first;
 }
 
 /* The k-th largest key, and how many are larger. Whole numbers are counted, so the order of threads does not matter. */
@@ -270,7 +281,7 @@ __device__ uint32_t kth_largest(pick_room &room, const float *scores, int n, uin
     for (int end = 32; end > 0;) { /* bits below `end` are open */
         const int n_bit = end > DIGIT ? DIGIT : end, shift = end - n_bit;
         count_digits(room, scores, n, shift, n_bit, prefix);
-        if (threadIdx.x < 32) find_digit(room, n_bit, k, larger);
+        find_digit(room, n_bit, k, larger);
         __syncthreads();
         prefix = prefix << n_bit | room.digit;
         larger = room.larger;
@@ -281,11 +292,95 @@ __device__ uint32_t kth_largest(pick_room &room, const float *scores, int n, uin
     return prefix;
 }
 
+/* The row's choice when each thread holds N of its keys: the k-th largest is found bit by bit, by the number of keys that are
+ * at least as large, which costs a barrier or three and no memory. Bits below one that leaves exactly k need no look. */
+template <int N>
+__device__ void pick_short(pick_room &room, const attn_select &a, const float *scores, const int32_t *table, int n, uint32_t k,
+                           int32_t *idx)
+{
+    const int i = static_cast<int>(threadIdx.x) * N; /* this thread's neighbours i .. i + N */
+    uint32_t key[N], slot[N], least = 0, mine = 0;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+        key[j] = i + j < n ? bp_cuda::order_key(scores[i + j]) : 0u;
+        const uint32_t at = static_cast<uint32_t>(i + j), block = at / a.pool.block_tok;
+        slot[j] = i + j < n ? static_cast<uint32_t>(table[block]) * a.pool.block_tok + (at - block * a.pool.block_tok) : 0u;
+    }
+    const auto count = [&](uint32_t than) { /* keys >= than, which is not 0: keys that do not exist are */
+        uint32_t own = 0;
+#pragma unroll
+        for (int j = 0; j < N; ++j) own += key[j] >= than ? 1u : 0u;
+        uint32_t all = static_cast<uint32_t>(__syncthreads_count(static_cast<int>(own & 1u)));
+        if (N > 1) {
+            all += 2u * static_cast<uint32_t>(__syncthreads_count(static_cast<int>(own & 2u)));
+            all += 4u * static_cast<uint32_t>(__syncthreads_count(static_cast<int>(own & 4u)));
+        }
+        return all;
+    };
+    static_assert(N == 1 || N == 4, "a thread's count has three bits");
+    for (int bit = 31; bit >= 0; --bit) {
+        const uint32_t than = least | 1u << bit, all = count(than);
+        if (all >= k) least = than;
+        if (all == k) break;
+    }
+    const uint32_t larger = least == 0xffffffffu ? 0u : count(least + 1), quota = k - larger;
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+        if (i + j < n) mine += key[j] > least ? 1u : key[j] == least ? 1u << 16 : 0u;
+    const uint32_t before = before_thread(room, mine);
+    uint32_t larger_before = before & 0xffffu, equal_before = before >> 16;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+        if (i + j >= n || key[j] < least) continue;
+        const bool tie = key[j] == least;
+        if (!tie || equal_before < quota) idx[larger_before + min(equal_before, quota)] = static_cast<int32_t>(slot[j]);
+        if (tie) ++equal_before;
+        else ++larger_before;
+    }
+}
+
+/* The row's choice from memory, OWN keys of a thread at a time. */
+__device__ void pick_long(pick_room &room, const attn_select &a, const float *scores, const int32_t *table, int n, uint32_t k,
+                          int32_t *idx)
+{
+    uint32_t larger;
+    const uint32_t least = kth_largest(room, scores, n, k, &larger);
+    const uint32_t quota = k - larger; /* how many of those that tie stay: the first */
+    uint32_t n_larger = 0, n_equal = 0; /* in the stretches before */
+    for (int i0 = 0; i0 < n && n_larger + min(n_equal, quota) < k; i0 += OWN * PICK_THREADS) {
+        const int i = i0 + static_cast<int>(threadIdx.x) * OWN; /* this thread's neighbours i .. i + OWN */
+        uint32_t key[OWN], mine = 0;                            /* larger ones low, equal ones high */
+#pragma unroll
+        for (int j = 0; j < OWN; ++j) {
+            key[j] = i + j < n ? bp_cuda::order_key(scores[i + j]) : 0;
+            if (i + j < n) mine += key[j] > least ? 1u : key[j] == least ? 1u << 16 : 0u;
+        }
+        const uint32_t before = before_thread(room, mine);
+        const uint32_t all = __reduce_add_sync(FULL_WARP, room.warp[threadIdx.x % 32]);
+        uint32_t larger_before = n_larger + (before & 0xffffu), equal_before = n_equal + (before >> 16);
+#pragma unroll
+        for (int j = 0; j < OWN; ++j) {
+            if (i + j >= n || key[j] < least) continue;
+            const bool tie = key[j] == least;
+            if (!tie || equal_before < quota) {
+                const uint32_t block = static_cast<uint32_t>(i + j) / a.pool.block_tok;
+                const int64_t slot = static_cast<int64_t>(table[block]) * a.pool.block_tok + (i + j) % a.pool.block_tok;
+                idx[larger_before + min(equal_before, quota)] = static_cast<int32_t>(slot);
+            }
+            if (tie) ++equal_before;
+            else ++larger_before;
+        }
+        n_larger += all & 0xffffu;
+        n_equal += all >> 16;
+        __syncthreads();
+    }
+}
+
 /* A block takes one row. */
 __global__ void __launch_bounds__(PICK_THREADS) topk_kernel(const attn_select a)
 {
     __shared__ pick_room room;
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    static_assert(PICK_WARPS == 32, "a lane holds a warp's count");
     const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.x;
     const int n = a.row_kv_len[row];
     int32_t *idx = static_cast<int32_t *>(a.idx.data) + row * a.idx.row;
@@ -295,50 +390,9 @@ __global__ void __launch_bounds__(PICK_THREADS) topk_kernel(const attn_select a)
     if (n > static_cast<int>(k)) {
         const float *scores = static_cast<const float *>(a.scores.data) + blockIdx.x * a.scores.row;
         const int32_t *table = a.block_table + a.row_seq[row] * a.table_stride;
-        uint32_t larger;
-        const uint32_t least = kth_largest(room, scores, n, k, &larger);
-        const uint32_t quota = k - larger; /* how many of those that tie stay: the first */
-        uint32_t n_larger = 0, n_equal = 0; /* in the stretches before */
-        for (int i0 = 0; i0 < n && n_larger + min(n_equal, quota) < k; i0 += OWN * PICK_THREADS) {
-            const int i = i0 + static_cast<int>(threadIdx.x) * OWN; /* this thread's neighbours i .. i + OWN */
-            uint32_t key[OWN], mine = 0;                            /* larger ones low, equal ones high */
-#pragma unroll
-            for (int j = 0; j < OWN; ++j) {
-                key[j] = i + j < n ? bp_cuda::order_key(scores[i + j]) : 0;
-                if (i + j < n) mine += key[j] > least ? 1u : key[j] == least ? 1u << 16 : 0u;
-            }
-            uint32_t before = mine; /* of lower lanes */
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const uint32_t v = __shfl_up_sync(FULL_WARP, before, static_cast<unsigned>(step));
-                if (lane >= step) before += v;
-            }
-            if (lane == 31) room.warp[warp] = before;
-            before -= mine;
-            __syncthreads();
-            uint32_t all = 0;
-#pragma unroll 8
-            for (int w = 0; w < PICK_WARPS; ++w) {
-                if (w == warp) before += all;
-                all += room.warp[w];
-            }
-            uint32_t larger_before = n_larger + (before & 0xffffu), equal_before = n_equal + (before >> 16);
-#pragma unroll
-            for (int j = 0; j < OWN; ++j) {
-                if (i + j >= n || key[j] < least) continue;
-                const bool tie = key[j] == least;
-                if (!tie || equal_before < quota) {
-                    const uint32_t block = static_cast<uint32_t>(i + j) / a.pool.block_tok;
-                    const int64_t slot = static_cast<int64_t>(table[block]) * a.pool.block_tok + (i + j) % a.pool.block_tok;
-                    idx[larger_before + min(equal_before, quota)] = static_cast<int32_t>(slot);
-                }
-                if (tie) ++equal_before;
-                else ++larger_before;
-            }
-            n_larger += all & 0xffffu;
-            n_equal += all >> 16;
-            __syncthreads();
-        }
+        if (n <= PICK_THREADS) pick_short<1>(room, a, scores, table, n, k, idx);
+        else if (n <= OWN * PICK_THREADS) pick_short<OWN>(room, a, scores, table, n, k, idx);
+        else pick_long(room, a, scores, table, n, k, idx);
         kept = k;
     }
     for (int64_t i = kept + threadIdx.x; i < a.n_idx; i += PICK_THREADS) idx[i] = -1;
