@@ -1,9 +1,10 @@
-/* blas.h - a cuBLAS handle as an op instance uses it: made in op_create, its work on the call's stream, its memory from the
- * engine's workspace, its errors as ours; and the row-major product that backends want.
- * cublasSetStream gives the handle its default workspace back, so stream and workspace are always set together here: with
- * memory of its own cuBLAS would allocate in a step and could share it between streams.
- * Header only, C11 and C++17; link with LIBS ${BACKPLANE_CUBLAS}. Numeric: sums in f32, never TF32, and parts of a sum that
- * was split are not rounded to 16 bits before they are added; the same call gives the same bits, but a row's bits may depend on the number of rows (determinism RUN).
+/* blas.h - a cuBLAS handle as an op instance uses it: made once, its work on the call's stream, its memory from
+ * the engine's workspace, its errors as ours; and the row-major product that backends want.
+ * cublasSetStream gives the handle its default workspace back, so stream and workspace are always set together here:
+ * with memory of its own cuBLAS would allocate in a step and could share it between streams.
+ * Header only, C11 and C++17; link with LIBS ${BACKPLANE_CUBLAS}. Numeric: sums in f32, never TF32, and parts of a sum
+ * that was split are not rounded to 16 bits before they are added; the same call gives the same bits, but a row's bits
+ * may depend on the number of rows (determinism RUN).
  * Threads: one call per handle at a time. SPDX-License-Identifier: MIT */
 #ifndef BP_CUDA_BLAS_H
 #define BP_CUDA_BLAS_H
@@ -14,8 +15,8 @@
 
 BP_EXTERN_C_BEGIN
 
-/* What an op asks for with workspace(), aligned to 256 bytes; cuBLAS's own advice for sm_90. Products leave anything there and
- * expect nothing, so scratch will do; never memory in which the op keeps something. */
+/* What an op asks for with workspace(), aligned to 256 bytes; cuBLAS's own advice for sm_90. Products leave anything
+ * there and expect nothing, so scratch will do; never memory in which the op keeps something. */
 enum { BP_CUDA_BLAS_BYTES = 32 << 20, BP_CUDA_BLAS_ALIGN = 256 };
 
 /* bp_cuda_blas_status - as bp_cuda_status, for cuBLAS. */
@@ -39,7 +40,8 @@ static inline int32_t bp_cuda_blas_status(struct bp_error *err, const char *doma
 }
 
 /* bp_cuda_blas_create - a handle on the current device; NULL on failure. Not in a step. End it with cublasDestroy. */
-static inline int32_t bp_cuda_blas_create(cublasHandle_t *out, struct bp_error *err, const char *domain, const char *where)
+static inline int32_t bp_cuda_blas_create(cublasHandle_t *out, struct bp_error *err, const char *domain,
+                                          const char *where)
 {
     *out = NULL;
     cublasStatus_t s = cublasCreate(out);
@@ -55,8 +57,8 @@ static inline int32_t bp_cuda_blas_create(cublasHandle_t *out, struct bp_error *
     return bp_cuda_blas_status(err, domain, where, s, "cuBLAS did not take its mode");
 }
 
-/* bp_cuda_blas_begin - what follows runs on `stream` in workspace[n_bytes], at BP_CUDA_BLAS_ALIGN. Before the products of every
- * call. */
+/* bp_cuda_blas_begin - what follows runs on `stream` in workspace[n_bytes], at BP_CUDA_BLAS_ALIGN. Before the products
+ * of every call. */
 static inline int32_t bp_cuda_blas_begin(cublasHandle_t h, void *stream, void *workspace, uint64_t n_bytes,
                                          struct bp_error *err, const char *domain, const char *where)
 {
@@ -71,8 +73,9 @@ static inline cudaDataType_t bp_cuda_blas_type(uint32_t dtype)
     return dtype == BP_DT_F16 ? CUDA_R_16F : dtype == BP_DT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-/* A batch of c[i] (m, n) = alpha * a[i] (m, k) * b[i] (n, k)^T + beta * c[i]; rows are contiguous, `row` is the stride from
- * row to row, `batch` from matrix to matrix, in elements. a and b have one dtype; c has it too, or is F32. k is not 0. */
+/* A batch of c[i] (m, n) = alpha * a[i] (m, k) * b[i] (n, k)^T + beta * c[i]; rows are contiguous, `row` is the stride
+ * from row to row, `batch` from matrix to matrix, in elements. a and b have one dtype; c has it too, or is F32. k is
+ * not 0. */
 struct bp_cuda_matrix {
     void *data;
     int64_t row, batch;
@@ -89,8 +92,9 @@ static inline cublasStatus_t bp_cuda_blas_abt(cublasHandle_t h, const struct bp_
         return cublasGemmEx_64(h, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, b->data, bp_cuda_blas_type(b->dtype), ldb,
                                a->data, bp_cuda_blas_type(a->dtype), lda, &beta, c->data, bp_cuda_blas_type(c->dtype),
                                ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    return cublasGemmStridedBatchedEx_64(h, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, b->data, bp_cuda_blas_type(b->dtype),
-                                         ldb, b->batch, a->data, bp_cuda_blas_type(a->dtype), lda, a->batch, &beta, c->data,
+    return cublasGemmStridedBatchedEx_64(h, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, b->data,
+                                         bp_cuda_blas_type(b->dtype), ldb, b->batch, a->data,
+                                         bp_cuda_blas_type(a->dtype), lda, a->batch, &beta, c->data,
                                          bp_cuda_blas_type(c->dtype), ldc, c->batch, n_batch, CUBLAS_COMPUTE_32F,
                                          CUBLAS_GEMM_DEFAULT);
 }

@@ -1,9 +1,9 @@
-/* host.h - what the host side of every CUDA plugin needs: CUDA's errors as ours, memory with a sentence when there is none,
- * weights from the file to the device through two pinned buffers, a few facts about the device.
+/* host.h - what the host side of every CUDA plugin needs: CUDA's errors as ours, memory with a sentence when there is
+ * none, weights from the file to the device through two pinned buffers, a few facts about the device.
  * Not here: kernels and device code (*.cuh), the device slot (a plugin).
- * Header only, C11 and C++17, no state. Needs CUDA's headers and its run time (static, one per plugin): the primary context
- * of the device is what plugins share. Threads: every function may be called from any thread; one staging area is used by
- * one thread at a time. SPDX-License-Identifier: MIT */
+ * Header only, C11 and C++17, no state. Needs CUDA's headers and its run time (static, one per plugin): the primary
+ * context of the device is what plugins share. Threads: every function may be called from any thread; one staging area
+ * is used by one thread at a time. SPDX-License-Identifier: MIT */
 #ifndef BP_CUDA_HOST_H
 #define BP_CUDA_HOST_H
 
@@ -55,7 +55,8 @@ static inline int32_t bp_cuda_code(cudaError_t e)
 }
 
 /* bp_cuda_status - BP_OK, or the status of e with a sentence in *err: what failed, CUDA's words and number, what to do.
- * The run time forgets e, so that the next launch, which asks for the last error, does not find one that was told already.
+ * The run time forgets e, so that the next launch, which asks for the last error, does not find one that was told
+ * already.
  * domain: the plugin's name; where: op or tensor; what: "the kernel was not started", "the copy failed". */
 static inline int32_t bp_cuda_status(struct bp_error *err, const char *domain, const char *where, cudaError_t e,
                                      const char *what)
@@ -81,8 +82,8 @@ static inline int32_t bp_cuda_status(struct bp_error *err, const char *domain, c
     return code;
 }
 
-/* bp_cuda_launched - the status of a launch function, which returns (int32_t)cudaGetLastError() right after its launches,
- * so that nobody else finds its error in the run time. */
+/* bp_cuda_launched - the status of a launch function, which returns (int32_t)cudaGetLastError() right after its
+ * launches, so that nobody else finds its error in the run time. */
 static inline int32_t bp_cuda_launched(struct bp_error *err, const char *domain, const char *where, int32_t launch)
 {
     return bp_cuda_status(err, domain, where, (cudaError_t)launch, "the kernel was not started");
@@ -114,7 +115,8 @@ static inline int32_t bp_cuda_oom(struct bp_error *err, const char *domain, cons
 
 /* bp_cuda_use - makes dev's primary context current on this thread; nothing happens when it is already. First in every
  * call that touches the device: one thread may drive several devices, one call after the other. */
-static inline int32_t bp_cuda_use(const struct bp_device *dev, struct bp_error *err, const char *domain, const char *where)
+static inline int32_t bp_cuda_use(const struct bp_device *dev, struct bp_error *err, const char *domain,
+                                  const char *where)
 {
     return bp_cuda_status(err, domain, where, cudaSetDevice(dev->ordinal), "the device cannot be used");
 }
@@ -157,8 +159,8 @@ static inline uint32_t bp_cuda_grid(int64_t n, int64_t each, int64_t most)
     return (uint32_t)(blocks < 1 ? 1 : blocks < most ? blocks : most);
 }
 
-/* bp_cuda_aligned - do the rows of a tensor start at multiples of n_bytes (a power of two)? Strides of dimensions of one
- * element do not count. */
+/* bp_cuda_aligned - do the rows of a tensor start at multiples of n_bytes (a power of two)? Strides of dimensions of
+ * one element do not count. */
 static inline int bp_cuda_aligned(const struct bp_tensor *t, uint64_t n_bytes)
 {
     if (((uintptr_t)t->data & (n_bytes - 1)) != 0) return 0;
@@ -210,13 +212,14 @@ static inline int32_t bp_cuda_staging_begin(struct bp_cuda_staging *s, struct bp
     (void)cudaGetLastError();
     bp_cuda_staging_end(s);
     if (e == cudaErrorMemoryAllocation)
-        return bp_error_set(err, BP_E_NOMEM, domain, where, "no 16 MiB of pinned host memory for the upload of weights");
+        return bp_error_set(err, BP_E_NOMEM, domain, where,
+                            "no 16 MiB of pinned host memory for the upload of weights");
     return bp_cuda_status(err, domain, where, e, "the upload of weights could not begin");
 }
 
-/* bp_cuda_upload_rows - n_rows pieces of row_bytes, src_pitch bytes apart in the file (mapped memory), one after the other
- * at dst on the device; returns when the last piece is on its way and src is no longer read. What follows on s->stream
- * sees them; bp_cuda_upload_done waits. */
+/* bp_cuda_upload_rows - n_rows pieces of row_bytes, src_pitch bytes apart in the file (mapped memory), one after the
+ * other at dst on the device; returns when the last piece is on its way and src is no longer read. What follows on
+ * s->stream sees them; bp_cuda_upload_done waits. */
 static inline int32_t bp_cuda_upload_rows(struct bp_cuda_staging *s, void *dst, const void *src, uint64_t row_bytes,
                                           uint64_t src_pitch, uint64_t n_rows, struct bp_error *err, const char *domain,
                                           const char *where)
