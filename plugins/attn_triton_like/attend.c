@@ -81,12 +81,13 @@ static int32_t prefill_supports(void *self, const void *problem, struct bp_verdi
 {
     const struct bp_mla_problem *p = problem;
     if (!bp_verdict_begin(v, &p->h, BP_END(struct bp_mla_problem, type_v))) return BP_OK;
-    attn_want_problem(v, self, p, BP_CAPTURE_ANY, BP_DET_BATCH);
+    /* The grid is fixed by the counts of segments and of the longest one's queries. */
+    attn_want_problem(v, self, p, BP_CAPTURE_UNIFORM, BP_DET_BATCH);
     attn_want_latent(v, p, 0);
     bp_want_range(v, BP_R_SHAPE, "nope_dim", p->nope_dim, 1, ATTN_MAX_HEAD - (int64_t)p->rope_dim);
     bp_want_range(v, BP_R_SHAPE, "v_dim", p->v_dim, 1, ATTN_MAX_HEAD);
     bp_want_le(v, BP_R_SHAPE, "max_seqs", p->max_seqs, 65535);
-    return bp_verdict_done(v, BP_CAPTURE_ANY, BP_DET_BATCH, -1.0);
+    return bp_verdict_done(v, BP_CAPTURE_UNIFORM, BP_DET_BATCH, -1.0);
 }
 
 static int32_t prefill_workspace(void *self, const void *problem_max, struct bp_workspace *out,

@@ -126,13 +126,14 @@ static int32_t supports(void *self, const void *problem, struct bp_verdict *v)
 {
     const struct bp_mla_problem *p = problem;
     if (!bp_verdict_begin(v, &p->h, BP_END(struct bp_mla_problem, type_v))) return BP_OK;
-    attn_want_problem(v, self, p, BP_CAPTURE_ANY, BP_DET_RUN);
+    /* cache_gather's grid is fixed by the count of gathered rows. */
+    attn_want_problem(v, self, p, BP_CAPTURE_UNIFORM, BP_DET_RUN);
     attn_want_latent(v, p, 1);
     bp_want_range(v, BP_R_SHAPE, "nope_dim", p->nope_dim, 1, 1 << 20);
     bp_want_range(v, BP_R_SHAPE, "v_dim", p->v_dim, 1, 1 << 20);
     want_type(v, "type_k", p->type_k);
     want_type(v, "type_v", p->type_v);
-    return bp_verdict_done(v, BP_CAPTURE_ANY, BP_DET_RUN, -1.0);
+    return bp_verdict_done(v, BP_CAPTURE_UNIFORM, BP_DET_RUN, -1.0);
 }
 
 static int32_t workspace(void *self, const void *problem_max, struct bp_workspace *out,
