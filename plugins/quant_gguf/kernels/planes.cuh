@@ -64,34 +64,44 @@ __device__ __forceinline__ uint32_t word(const uint4 &v, int i)
 constexpr uint32_t MAGIC = 0x43004300u; /* 128, twice */
 
 /* ---- codes: NQ words of 16 bytes a lane; pair<G, P>(q, r, part, magic): e = 2 P and 2 P + 1 of group G, row g + 8 r, as bf16;
- * magic is MAGIC in a register.
+ * magic is MAGIC in a register, with FLIP where that is not stored as it is.
  * Packing: pack(v, w, code): word w of the v-th load, from code(r, G, e), an unsigned number.
  * four<G>(q, r, out): the same eight codes, without the format's bias, times 2^SHIFT, as signed bytes in two words, in the
  * order of byte_of(). SPREAD: of a word of four, two come from each half of the eight. ---- */
 
 constexpr int STEP = 256;
 
-/* Bits 0-3 in a plane of nibbles, bits 4.. in a plane of HIGH (0, 1, 2) bits each. */
+/* Where element e = 2 P (and 16 bits above it 2 P + 1) of a group has its bit in a plane of bits, four groups to a word, and its
+ * two in a plane of pairs, two groups to a word. Pairs P and P + 2 are a byte apart, as they are in a plane of nibbles, so that
+ * four bytes come out at once. */
+__device__ constexpr int bit_at(int G, int P)
+{
+    return 8 * (P >> 1) + 2 * (G & 3) + (P & 1);
+}
+__device__ constexpr int pair_at(int G, int P)
+{
+    return 8 * (P >> 1) + 4 * (G & 1) + 2 * (P & 1);
+}
+
+/* Bits 0-3 in a plane of nibbles, bits 4.. in a plane of HIGH (0, 1, 2) bits each. The highest bit is stored as the sign of
+ * code - BIAS has it: inverted. */
 template <int HIGH, int BIAS> struct nibbles {
     static constexpr int K = STEP, NQ = 4 + HIGH, PARTS = 1;
     static constexpr int SHIFT = BIAS == 0 ? 0 : 4 - HIGH;
+    static constexpr uint32_t FLIP = BIAS;
     static constexpr bool SPREAD = true;
     static_assert(BIAS == 0 || BIAS == 8 << HIGH, "the sign is the highest bit");
+    __device__ static uint32_t highs(const uint4 (&q)[NQ], int r, int G)
+    {
+        return HIGH == 1 ? word(q[4], r * 2 + (G >> 2)) : word(q[4 + (G >> 2)], (G >> 1 & 1) * 2 + r);
+    }
     /* Pairs P and P + 2. */
     template <int G, int P> __device__ static uint32_t word_of(const uint4 (&q)[NQ], int r)
     {
-        constexpr uint32_t LOW = 0x0f0f0f0fu << SHIFT, HIGHS = ((1u << HIGH) - 1) << (SHIFT + 4);
-        uint32_t v = move_bit<4 * P, SHIFT>(word(q[G / 2], (G & 1) * 2 + r)) & LOW;
-        if constexpr (HIGH == 1) {
-            const uint32_t h = word(q[4], r * 2 + (G >> 2));
-            v |= move_bit<(G & 3) * 4 + P, SHIFT + 4>(h) & HIGHS * 0x00010001u;
-            v |= move_bit<(G & 3) * 4 + P + 2, SHIFT + 12>(h) & HIGHS * 0x01000100u;
-        } else if constexpr (HIGH == 2) {
-            const uint32_t h = word(q[4 + (G >> 2)], (G >> 1 & 1) * 2 + r);
-            v |= move_bit<2 * ((G & 1) * 4 + P), SHIFT + 4>(h) & HIGHS * 0x00010001u;
-            v |= move_bit<2 * ((G & 1) * 4 + P + 2), SHIFT + 12>(h) & HIGHS * 0x01000100u;
-        }
-        return BIAS == 0 ? v : v ^ 0x80808080u;
+        constexpr uint32_t LOW = 0x0f0f0f0fu << SHIFT, TOP = (((1u << HIGH) - 1) << (SHIFT + 4)) * 0x01010101u;
+        const uint32_t v = move_bit<4 * P, SHIFT>(word(q[G / 2], (G & 1) * 2 + r)) & LOW;
+        if constexpr (HIGH == 0) return v;
+        return (move_bit<HIGH == 1 ? bit_at(G, P) : pair_at(G, P), SHIFT + 4>(highs(q, r, G)) & TOP) | v;
     }
     template <int G> __device__ static void four(const uint4 (&q)[NQ], int r, uint32_t (&out)[2])
     {
@@ -101,56 +111,43 @@ template <int HIGH, int BIAS> struct nibbles {
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
-        uint32_t v = and_or<0x000f000fu>(word(q[G / 2], (G & 1) * 2 + r) >> (4 * P), magic);
-        if constexpr (HIGH == 1) {
-            v = and_or<0x00100010u>(move_bit<(G & 3) * 4 + P, 4>(word(q[4], r * 2 + (G >> 2))), v);
-        } else if constexpr (HIGH == 2) {
-            v = and_or<0x00300030u>(
-                move_bit<2 * ((G & 1) * 4 + P), 4>(word(q[4 + (G >> 2)], (G >> 1 & 1) * 2 + r)), v);
-        }
+        constexpr uint32_t TOP = (((1u << HIGH) - 1) << 4) * 0x00010001u;
+        uint32_t v = and_xor<0x000f000fu>(word(q[G / 2], (G & 1) * 2 + r) >> (4 * P), magic);
+        if constexpr (HIGH != 0)
+            v = and_xor<TOP>(move_bit<HIGH == 1 ? bit_at(G, P) : pair_at(G, P), 4>(highs(q, r, G)), v);
         return sub_bf16x2(v, (0x4300u + BIAS) * 0x10001u);
     }
     template <class F> __device__ static uint32_t pack(int v, int w, F code)
     {
         uint32_t out = 0;
-        if (v < 4) {
-            for (int e = 0; e < 8; ++e)
-                out |= (code(w & 1, 2 * v + (w >> 1), e) & 15u) << (4 * (e >> 1) + 16 * (e & 1));
-        } else if (HIGH == 1) {
-            for (int i = 0; i < 32; ++i) {
-                const int g = i >> 3, e = i & 7;
-                out |= (code(w >> 1, 4 * (w & 1) + g, e) >> 4 & 1u)
-                       << (4 * g + (e >> 1) + 16 * (e & 1));
-            }
-        } else {
-            for (int i = 0; i < 16; ++i) {
-                const int g = i >> 3, e = i & 7;
-                out |= (code(w & 1, 4 * (v - 4) + 2 * (w >> 1) + g, e) >> 4 & 3u)
-                       << (2 * (4 * g + (e >> 1)) + 16 * (e & 1));
-            }
+        const int n = v < 4 ? 8 : HIGH == 1 ? 32 : 16;
+        for (int i = 0; i < n; ++i) {
+            const int g = i >> 3, e = i & 7, up = 16 * (e & 1);
+            if (v < 4)
+                out |= ((code(w & 1, 2 * v + (w >> 1), e) ^ FLIP) & 15u) << (4 * (e >> 1) + up);
+            else if (HIGH == 1)
+                out |= ((code(w >> 1, 4 * (w & 1) + g, e) ^ FLIP) >> 4 & 1u) << (bit_at(g, e >> 1) + up);
+            else
+                out |= ((code(w & 1, 4 * (v - 4) + 2 * (w >> 1) + g, e) ^ FLIP) >> 4 & 3u)
+                       << (pair_at(g, e >> 1) + up);
         }
         return out;
     }
 };
 
-/* Bits 0-1 in a plane of pairs, bit 2 in a plane of bits when HIGH is 1. */
+/* Bits 0-1 in a plane of pairs, bit 2 in a plane of bits when HIGH is 1. The highest bit is stored as above. */
 template <int HIGH, int BIAS> struct two_bits {
     static constexpr int K = STEP, NQ = 2 + HIGH, PARTS = 1;
     static constexpr int SHIFT = BIAS == 0 ? 0 : 6 - HIGH;
+    static constexpr uint32_t FLIP = BIAS;
     static constexpr bool SPREAD = true;
     static_assert(BIAS == 0 || BIAS == 2 << HIGH, "the sign is the highest bit");
     template <int G, int P> __device__ static uint32_t word_of(const uint4 (&q)[NQ], int r)
     {
-        const uint32_t w = word(q[G >> 2], (G >> 1 & 1) * 2 + r);
-        constexpr uint32_t LOW = 3u << SHIFT, TOP = 4u << SHIFT;
-        uint32_t v = (move_bit<2 * ((G & 1) * 4 + P), SHIFT>(w) & LOW * 0x00010001u) |
-                     (move_bit<2 * ((G & 1) * 4 + P + 2), SHIFT + 8>(w) & LOW * 0x01000100u);
-        if constexpr (HIGH == 1) {
-            const uint32_t h = word(q[2], r * 2 + (G >> 2));
-            v |= move_bit<(G & 3) * 4 + P, SHIFT + 2>(h) & TOP * 0x00010001u;
-            v |= move_bit<(G & 3) * 4 + P + 2, SHIFT + 10>(h) & TOP * 0x01000100u;
-        }
-        return BIAS == 0 ? v : v ^ 0x80808080u;
+        constexpr uint32_t LOW = (3u << SHIFT) * 0x01010101u, TOP = (4u << SHIFT) * 0x01010101u;
+        const uint32_t v = move_bit<pair_at(G, P), SHIFT>(word(q[G >> 2], (G >> 1 & 1) * 2 + r)) & LOW;
+        if constexpr (HIGH == 0) return v;
+        return (move_bit<bit_at(G, P), SHIFT + 2>(word(q[NQ - 1], r * 2 + (G >> 2))) & TOP) | v;
     }
     template <int G> __device__ static void four(const uint4 (&q)[NQ], int r, uint32_t (&out)[2])
     {
@@ -160,27 +157,22 @@ template <int HIGH, int BIAS> struct two_bits {
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t magic)
     {
-        uint32_t v = and_or<0x00030003u>(
-            move_bit<2 * ((G & 1) * 4 + P), 0>(word(q[G >> 2], (G >> 1 & 1) * 2 + r)), magic);
+        uint32_t v = and_xor<0x00030003u>(
+            move_bit<pair_at(G, P), 0>(word(q[G >> 2], (G >> 1 & 1) * 2 + r)), magic);
         if constexpr (HIGH == 1)
-            v = and_or<0x00040004u>(move_bit<(G & 3) * 4 + P, 2>(word(q[2], r * 2 + (G >> 2))), v);
+            v = and_xor<0x00040004u>(move_bit<bit_at(G, P), 2>(word(q[2], r * 2 + (G >> 2))), v);
         return sub_bf16x2(v, (0x4300u + BIAS) * 0x10001u);
     }
     template <class F> __device__ static uint32_t pack(int v, int w, F code)
     {
         uint32_t out = 0;
-        if (v < 2) {
-            for (int i = 0; i < 16; ++i) {
-                const int g = i >> 3, e = i & 7;
-                out |= (code(w & 1, 4 * v + 2 * (w >> 1) + g, e) & 3u)
-                       << (2 * (4 * g + (e >> 1)) + 16 * (e & 1));
-            }
-        } else {
-            for (int i = 0; i < 32; ++i) {
-                const int g = i >> 3, e = i & 7;
-                out |= (code(w >> 1, 4 * (w & 1) + g, e) >> 2 & 1u)
-                       << (4 * g + (e >> 1) + 16 * (e & 1));
-            }
+        const int n = v < 2 ? 16 : 32;
+        for (int i = 0; i < n; ++i) {
+            const int g = i >> 3, e = i & 7, up = 16 * (e & 1);
+            if (v < 2)
+                out |= ((code(w & 1, 4 * v + 2 * (w >> 1) + g, e) ^ FLIP) & 3u) << (pair_at(g, e >> 1) + up);
+            else
+                out |= ((code(w >> 1, 4 * (w & 1) + g, e) ^ FLIP) >> 2 & 1u) << (bit_at(g, e >> 1) + up);
         }
         return out;
     }
@@ -190,6 +182,7 @@ template <int HIGH, int BIAS> struct two_bits {
  * what has to be taken away. */
 struct bytes {
     static constexpr int K = STEP, NQ = 8, PARTS = 1, SHIFT = 0;
+    static constexpr uint32_t FLIP = 0;
     static constexpr bool SPREAD = false;
     template <int G> __device__ static void four(const uint4 (&q)[NQ], int r, uint32_t (&out)[2])
     {
@@ -214,19 +207,19 @@ struct bytes {
 /* Nibbles that choose one of sixteen levels, given as the high and the low bytes of their bf16. T: high[4], low[4]. */
 template <class T> struct levels {
     static constexpr int K = STEP, NQ = 4, PARTS = 1, SHIFT = 0;
+    static constexpr uint32_t FLIP = 0;
     static constexpr bool SPREAD = false;
     template <int G> __device__ static void four(const uint4 (&q)[NQ], int r, uint32_t (&out)[2])
     {
         constexpr uint32_t whole[4] = {T::whole[0], T::whole[1], T::whole[2], T::whole[3]};
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint32_t v = word(q[G / 2], (G & 1) * 2 + r) >> (16 * i);
-            out[i] = choose(whole, v & 0x7777u, (v >> 1 & 0x4444u) | 0x3210u);
-        }
+        const uint32_t v = word(q[G / 2], (G & 1) * 2 + r), below8 = v & 0x77777777u;
+        const uint32_t which = (v >> 1 & 0x44444444u) | 0x32103210u;
+        out[0] = choose(whole, below8, which);
+        out[1] = choose(whole, below8 >> 16, which >> 16);
     }
     __device__ static uint32_t choose(const uint32_t (&t)[4], uint32_t below8, uint32_t which)
     {
-        return __byte_perm(__byte_perm(t[0], t[1], below8), __byte_perm(t[2], t[3], below8), which);
+        return choose_bytes(choose_bytes(t[0], t[1], below8), choose_bytes(t[2], t[3], below8), which);
     }
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int, uint32_t)
@@ -292,6 +285,7 @@ struct e2m1_levels { /* doubled, as the scales are halved */
  * too: load 2 G + r is of row g + 8 r, and its word P is pair P. */
 template <bool F16> struct shorts {
     static constexpr int K = 128, NQ = 8, PARTS = F16 ? 2 : 1;
+    static constexpr uint32_t FLIP = 0;
     static constexpr bool SPREAD = false;
     template <int G, int P>
     __device__ static uint32_t pair(const uint4 (&q)[NQ], int r, int part, uint32_t)
@@ -676,7 +670,7 @@ template <uint32_t TYPE> struct step {
     /* strip_bytes: from one strip to the next. */
     __device__ __forceinline__ void begin(int64_t strip_bytes)
     {
-        magic = opaque(MAGIC);
+        magic = opaque(MAGIC ^ C::FLIP * 0x10001u);
         as_bytes = opaque(planes::BYTES);
         eight_rows = strip_bytes / 2;
     }

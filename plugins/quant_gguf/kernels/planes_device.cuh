@@ -47,6 +47,20 @@ __device__ __forceinline__ int signed_byte_of(uint32_t w, int n)
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(v) : "r"(w), "r"(0x8880u | static_cast<uint32_t>(n) * 0x1111u));
     return v;
 }
+/* (w & mask) ^ x, one instruction. */
+template <uint32_t MASK> __device__ __forceinline__ uint32_t and_xor(uint32_t w, uint32_t x)
+{
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(v) : "r"(w), "n"(MASK), "r"(x));
+    return v;
+}
+/* __byte_perm for a choice whose four lowest digits are below 8: it would make sure of that. */
+__device__ __forceinline__ uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t choice)
+{
+    uint32_t v;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(choice));
+    return v;
+}
 __device__ __forceinline__ uint32_t sub_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t v;

@@ -73,6 +73,18 @@ template <uint32_t MASK> static uint32_t and_or(uint32_t w, uint32_t or_)
 {
     return (w & MASK) | or_;
 }
+template <uint32_t MASK> static uint32_t and_xor(uint32_t w, uint32_t x)
+{
+    return (w & MASK) ^ x;
+}
+static uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t choice)
+{
+    if ((choice & 0x8888u) != 0) {
+        printf("a byte is chosen by 0x%x\n", static_cast<unsigned>(choice & 0xffffu));
+        exit(1);
+    }
+    return __byte_perm(a, b, choice & 0xffffu);
+}
 /* The formats rely on differences that need no rounding. */
 static uint32_t sub_bf16x2(uint32_t a, uint32_t b)
 {
