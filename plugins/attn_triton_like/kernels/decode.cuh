@@ -15,6 +15,8 @@ struct row_keys {
 __device__ __forceinline__ row_keys keys_of(const attn_decode &a, int32_t row)
 {
     row_keys k;
+    /* Asked for together, before any is looked at: one after the other each would cost a trip to memory. */
+    const int32_t seq = a.row_seq[row], n_list = a.idx.data != nullptr ? a.idx_len[row * a.idx_len_stride] : -1;
     k.n = a.row_kv_len[row];
     k.list = nullptr;
     k.table = nullptr;
@@ -22,9 +24,7 @@ __device__ __forceinline__ row_keys keys_of(const attn_decode &a, int32_t row)
         k.n = 0;
         return k;
     }
-    k.table = a.block_table + a.row_seq[row] * a.table_stride;
-    if (a.idx.data == nullptr) return k;
-    const int32_t n_list = a.idx_len[row * a.idx_len_stride];
+    k.table = a.block_table + seq * a.table_stride;
     if (n_list < 0) return k;
     k.n = n_list;
     k.list = static_cast<const int32_t *>(a.idx.data) + row * a.idx.row;

@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(THREADS, 1) scores_kernel(const attn_select a)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.y;
+    const int32_t seq = a.row_seq[row]; /* asked for together with the row's length */
     const int n = scored_keys(a, row), at = static_cast<int>(blockIdx.x) * TILE;
     float *out = static_cast<float *>(a.scores.data) + blockIdx.y * a.scores.row;
     if (at >= n) {
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(THREADS, 1) scores_kernel(const attn_select a)
     const int n_head = static_cast<int>(a.n_head);
     float *q = reinterpret_cast<float *>(shared_memory()), *keys = q + GROUP * WARPS * full;
     float *sums = keys + TILE * pitch, *w = sums + WARPS * TILE;
-    const int32_t *table = a.block_table + a.row_seq[row] * a.table_stride;
+    const int32_t *table = a.block_table + seq * a.table_stride;
     const unsigned char *src[GROUP];
 #pragma unroll
     for (int r = 0; r < GROUP; ++r) {
@@ -147,6 +148,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) scores_mma_kern
     constexpr int CHUNKS = MMA_WIDTH / 8;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.y;
+    const int32_t seq = a.row_seq[row]; /* asked for together with the row's length */
     const int n = scored_keys(a, row), at = static_cast<int>(blockIdx.x) * MMA_KEYS, n_head = static_cast<int>(a.n_head);
     float *out = static_cast<float *>(a.scores.data) + blockIdx.y * a.scores.row;
     if (at >= n) {
@@ -155,7 +157,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) scores_mma_kern
         return;
     }
     mma_room<T> &m = *reinterpret_cast<mma_room<T> *>(shared_memory());
-    const int32_t *table = a.block_table + a.row_seq[row] * a.table_stride;
+    const int32_t *table = a.block_table + seq * a.table_stride;
     for (int i = static_cast<int>(threadIdx.x); i < MMA_KEYS * CHUNKS; i += THREADS) {
         const int k = i / CHUNKS, col = i % CHUNKS * 8, key = at + k < n ? at + k : n - 1;
         const uint32_t block = static_cast<uint32_t>(key) / a.pool.block_tok;
@@ -382,6 +384,7 @@ __global__ void __launch_bounds__(PICK_THREADS) topk_kernel(const attn_select a)
     __shared__ pick_room room;
     static_assert(PICK_WARPS == 32, "a lane holds a warp's count");
     const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.x;
+    const int32_t seq = a.row_seq[row]; /* asked for together with the row's length */
     const int n = a.row_kv_len[row];
     int32_t *idx = static_cast<int32_t *>(a.idx.data) + row * a.idx.row;
     const uint32_t k = a.top_k;
@@ -389,7 +392,7 @@ __global__ void __launch_bounds__(PICK_THREADS) topk_kernel(const attn_select a)
     if (threadIdx.x == 0) a.idx_len[row * a.idx_len_stride] = n > static_cast<int>(k) ? static_cast<int32_t>(k) : -1;
     if (n > static_cast<int>(k)) {
         const float *scores = static_cast<const float *>(a.scores.data) + blockIdx.x * a.scores.row;
-        const int32_t *table = a.block_table + a.row_seq[row] * a.table_stride;
+        const int32_t *table = a.block_table + seq * a.table_stride;
         if (n <= PICK_THREADS) pick_short<1>(room, a, scores, table, n, k, idx);
         else if (n <= OWN * PICK_THREADS) pick_short<OWN>(room, a, scores, table, n, k, idx);
         else pick_long(room, a, scores, table, n, k, idx);
