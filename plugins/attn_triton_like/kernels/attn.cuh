@@ -53,6 +53,15 @@ __device__ __forceinline__ void load_rows(float *dst, int pitch, const unsigned 
     }
 }
 
+/* A number that a branch further on decides whether to use, asked for here: the compiler moves a plain load behind the branch,
+ * and then trips to memory follow one another that could have been one. */
+__device__ __forceinline__ int32_t load_now(const int32_t *p)
+{
+    int32_t v;
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));
+    return v;
+}
+
 /* The row at a token slot. */
 __device__ __forceinline__ unsigned char *pool_row(const attn_pool &pool, int64_t slot)
 {

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(THREADS) combine_kernel(const attn_decode a)
     __shared__ float4 sums[WARPS][32];
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int32_t row = static_cast<int32_t>(blockIdx.x / a.n_head), head = static_cast<int32_t>(blockIdx.x % a.n_head);
-    const int32_t first = a.first_part[row], n_split = a.n_split[row], n = keys_of(a, row).n;
+    const int32_t first = load_now(a.first_part + row), n_split = load_now(a.n_split + row), n = keys_of(a, row).n;
     if (first < 0) return;
     const int32_t each = part_keys(n, n_split);
     const int32_t n_part = n > 0 ? (n + each - 1) / each : 1; /* later parts were empty */

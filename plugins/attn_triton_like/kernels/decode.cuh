@@ -15,9 +15,9 @@ struct row_keys {
 __device__ __forceinline__ row_keys keys_of(const attn_decode &a, int32_t row)
 {
     row_keys k;
-    /* Asked for together, before any is looked at: one after the other each would cost a trip to memory. */
-    const int32_t seq = a.row_seq[row], n_list = a.idx.data != nullptr ? a.idx_len[row * a.idx_len_stride] : -1;
-    k.n = a.row_kv_len[row];
+    const int32_t seq = load_now(a.row_seq + row);
+    const int32_t n_list = a.idx.data != nullptr ? load_now(a.idx_len + row * a.idx_len_stride) : -1;
+    k.n = load_now(a.row_kv_len + row);
     k.list = nullptr;
     k.table = nullptr;
     if (k.n <= 0) { /* padding, whatever its sequence and list say */
@@ -29,6 +29,17 @@ __device__ __forceinline__ row_keys keys_of(const attn_decode &a, int32_t row)
     k.n = n_list;
     k.list = static_cast<const int32_t *>(a.idx.data) + row * a.idx.row;
     return k;
+}
+
+/* An item of the list, which may be past its end: plan memory has room for it, and asked for together with the number of items
+ * it comes sooner. */
+__device__ __forceinline__ attn_item item_at(const attn_decode &a, uint32_t number)
+{
+    attn_item i;
+    asm volatile("ld.global.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(i.row), "=r"(i.split), "=r"(i.n_split), "=r"(i.part)
+                 : "l"(__cvta_generic_to_global(a.items + number)));
+    return i;
 }
 
 /* Keys of one part when a row of n keys is cut into n_split. */

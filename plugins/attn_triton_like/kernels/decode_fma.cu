@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(THREADS, 1) decode_fma_kernel(const attn_decod
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     /* Blocks of one item's heads stand side by side, so that its keys are read from memory once. */
     const uint32_t n_block = (a.n_head + HEADS - 1) / HEADS, number = blockIdx.x / n_block;
-    const attn_item item = a.items[number]; /* plan memory has room for it; asked for together with the number of items */
+    const attn_item item = item_at(a, number);
     if (number >= a.plan->n_item) return;
     const int head0 = static_cast<int>(blockIdx.x % n_block) * HEADS;
     const row_keys keys = keys_of(a, item.row);

@@ -212,7 +212,7 @@ template <class T, int M, int STAGES> __global__ void __launch_bounds__(THREADS,
     /* Blocks of one item's heads stand side by side, so that its keys are read from memory once. */
     constexpr int HEADS = room<T, M, STAGES>::HEADS;
     const uint32_t n_block = (a.n_head + HEADS - 1) / HEADS, number = blockIdx.x / n_block;
-    const attn_item item = a.items[number]; /* plan memory has room for it; asked for together with the number of items */
+    const attn_item item = item_at(a, number);
     if (number >= a.plan->n_item) return;
     const int head0 = static_cast<int>(blockIdx.x % n_block) * HEADS, slice = warp % SLICES, half = warp / SLICES;
     const row_keys keys = keys_of(a, item.row);

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(THREADS, 1) scores_kernel(const attn_select a)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.y;
-    const int32_t seq = a.row_seq[row]; /* asked for together with the row's length */
+    const int32_t seq = load_now(a.row_seq + row);
     const int n = scored_keys(a, row), at = static_cast<int>(blockIdx.x) * TILE;
     float *out = static_cast<float *>(a.scores.data) + blockIdx.y * a.scores.row;
     if (at >= n) {
@@ -148,7 +148,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) scores_mma_kern
     constexpr int CHUNKS = MMA_WIDTH / 8;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.y;
-    const int32_t seq = a.row_seq[row]; /* asked for together with the row's length */
+    const int32_t seq = load_now(a.row_seq + row);
     const int n = scored_keys(a, row), at = static_cast<int>(blockIdx.x) * MMA_KEYS, n_head = static_cast<int>(a.n_head);
     float *out = static_cast<float *>(a.scores.data) + blockIdx.y * a.scores.row;
     if (at >= n) {
@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(PICK_THREADS) topk_kernel(const attn_select a)
     __shared__ pick_room room;
     static_assert(PICK_WARPS == 32, "a lane holds a warp's count");
     const int64_t row = static_cast<int64_t>(a.first_row) + blockIdx.x;
-    const int32_t seq = a.row_seq[row]; /* asked for together with the row's length */
+    const int32_t seq = load_now(a.row_seq + row);
     const int n = a.row_kv_len[row];
     int32_t *idx = static_cast<int32_t *>(a.idx.data) + row * a.idx.row;
     const uint32_t k = a.top_k;
