@@ -127,8 +127,8 @@ static uint64_t take_parts(struct bp_area *area, uint64_t n_part_head, uint64_t 
 }
 
 /* The list is built in pinned memory and copied in stream order; the engine plans anew only when the step before has ended,
- * so nobody reads that memory while it is written. How many heads a query has is not in the metadata: the most that workspace()
- * was asked about decide how finely rows are cut. */
+ * so nobody reads that memory while it is written. How many heads a query has is not in the metadata: the most that
+ * workspace() was asked about decide how finely rows are cut. */
 static int32_t decode_plan(void *self, const struct bp_launch *l,
                            const struct bp_mla_decode_meta *m, struct bp_error *err)
 {

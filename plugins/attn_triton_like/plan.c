@@ -1,8 +1,8 @@
 /* plan.c - see plan.h. Threads: pure. SPDX-License-Identifier: MIT */
 #include "plan.h"
 
-/* Most parts for each block of threads that the device works on at a time, counting all blocks of heads: with four, the last
- * of them to end leaves little of it idle even when rows differ in length. */
+/* Most parts for each block of threads that the device works on at a time, counting all blocks of heads: with four, the
+ * last of them to end leaves little of it idle even when rows differ in length. */
 enum { WAVES = 4 };
 /* What a block costs besides its keys, and what joining a part costs for each head, in keys. */
 enum { BLOCK_COST = 128, JOIN_COST = 1 };

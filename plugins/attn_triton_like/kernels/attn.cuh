@@ -1,5 +1,5 @@
-/* attn.cuh - what the kernels of attn_triton_like share: rows of any float dtype as f32, addresses in a paged pool, the start of a
- * kernel.
+/* attn.cuh - what the kernels of attn_triton_like share: rows of any float dtype as f32, addresses in a paged pool, the
+ * start of a kernel.
  * Header only, CUDA C++17. SPDX-License-Identifier: MIT */
 #ifndef ATTN_CUH
 #define ATTN_CUH
@@ -53,8 +53,8 @@ __device__ __forceinline__ void load_rows(float *dst, int pitch, const unsigned 
     }
 }
 
-/* A number that a branch further on decides whether to use, asked for here: the compiler moves a plain load behind the branch,
- * and then trips to memory follow one another that could have been one. */
+/* A number that a branch further on decides whether to use, asked for here: the compiler moves a plain load behind the
+ * branch, and then trips to memory follow one another that could have been one. */
 __device__ __forceinline__ int32_t load_now(const int32_t *p)
 {
     int32_t v;

@@ -31,8 +31,8 @@ __device__ __forceinline__ row_keys keys_of(const attn_decode &a, int32_t row)
     return k;
 }
 
-/* An item of the list, which may be past its end: plan memory has room for it, and asked for together with the number of items
- * it comes sooner. */
+/* An item of the list, which may be past its end: plan memory has room for it, and asked for together with the number of
+ * items it comes sooner. */
 __device__ __forceinline__ attn_item item_at(const attn_decode &a, uint32_t number)
 {
     attn_item i;

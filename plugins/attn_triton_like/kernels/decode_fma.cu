@@ -1,9 +1,9 @@
 /* decode_fma.cu - the decode kernel for every pair of dtypes and every width, in plain f32 arithmetic.
  * A block takes HEADS heads of an item. Its keys come to shared memory as f32, TILE at a time. Scores: lane = key, every
  * warp sums an eighth of the width, the eight sums are added in order. Values: thread = latent, all heads.
- * Numeric: f32, softmax in base e (base 2 costs a rounding of every score) with the running maximum; an order of sums that depends on the row's keys and its number
- * of parts only. Keys past the end and skipped entries are zero rows of weight zero: nothing of what lies there is read.
- * SPDX-License-Identifier: MIT */
+ * Numeric: f32, softmax in base e (base 2 costs a rounding of every score) with the running maximum; an order of sums that
+ * depends on the row's keys and its number of parts only. Keys past the end and skipped entries are zero rows of weight
+ * zero: nothing of what lies there is read. SPDX-License-Identifier: MIT */
 #include "decode.cuh"
 
 namespace

@@ -1,11 +1,11 @@
 /* decode_mma.cu - the decode kernel on tensor cores: 16-bit cache and activations of one dtype, 512 latents and 64 rotated
  * numbers, which is what every large model has.
- * A block of eight warps takes 16 heads of an item, or 32 where there are more (M = 1 or 2 tiles of heads). Cached rows come by
- * cp.async, TILE keys at a time into one of STAGES buffers: two everywhere; four for 32 heads where a block may have that much
- * shared memory, because a block that is alone on a multiprocessor has to keep more of them under way. A row serves as key and,
- * its first 512 numbers, as value. Scores: a warp multiplies a quarter of the width with half of the keys, its part of the
- * queries stays in registers; the four quarters are added in shared memory. Softmax: a warp owns 2 M heads. Values: a warp
- * owns 64 latents.
+ * A block of eight warps takes 16 heads of an item, or 32 where there are more (M = 1 or 2 tiles of heads). Cached rows
+ * come by cp.async, TILE keys at a time into one of STAGES buffers: two everywhere; four for 32 heads where a block may
+ * have that much shared memory, because a block that is alone on a multiprocessor has to keep more of them under way. A row
+ * serves as key and, its first 512 numbers, as value. Scores: a warp multiplies a quarter of the width with half of the
+ * keys, its part of the queries stays in registers; the four quarters are added in shared memory. Softmax: a warp owns 2 M
+ * heads. Values: a warp owns 64 latents.
  * Numeric: products of 16-bit numbers (weights rounded to them), f32 sums, softmax in base 2 with the running maximum; an
  * order of sums that depends on the row's keys and its number of parts only. Keys past the end and skipped entries are zero
  * rows of weight zero: nothing of what lies there is read. SPDX-License-Identifier: MIT */
@@ -64,8 +64,8 @@ __device__ __forceinline__ void copy_tile(const attn_decode &a, T (&keys)[TILE][
 }
 
 /* The warp's slice of the queries of 16 heads as fragments; heads that do not exist are zero. */
-__device__ __forceinline__ void load_queries(uint32_t (&q)[STEPS][4], const attn_decode &a, int32_t row, int head0, int slice,
-                                             int lane)
+__device__ __forceinline__ void load_queries(uint32_t (&q)[STEPS][4], const attn_decode &a, int32_t row, int head0,
+                                             int slice, int lane)
 {
     const int n_head = static_cast<int>(a.n_head), g = head0 + lane / 4;
     const bool lo = g < n_head, hi = g + 8 < n_head;
@@ -82,8 +82,8 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[STEPS][4], const attn
 
 /* Partial scores of all heads and 16 keys over the warp's slice. */
 template <class T, int M, int STAGES>
-__device__ __forceinline__ void partial_scores(room<T, M, STAGES> &r, const uint32_t (&q)[M][STEPS][4], int stage, int slice, int half,
-                                               int lane)
+__device__ __forceinline__ void partial_scores(room<T, M, STAGES> &r, const uint32_t (&q)[M][STEPS][4], int stage,
+                                               int slice, int half, int lane)
 {
     float s[M][2][4] = {};
     const T *key = &r.keys[stage][half * 16 + lane / 16 * 8 + lane % 8][slice * STEPS * 16 + lane / 8 % 2 * 8];
@@ -115,8 +115,8 @@ struct running {
 
 /* Half a warp a head, two keys a lane. */
 template <class T, int M, int STAGES>
-__device__ __forceinline__ void softmax_step(room<T, M, STAGES> &r, running *own, const int64_t (&at)[TILE], float scale, int head,
-                                             int lane)
+__device__ __forceinline__ void softmax_step(room<T, M, STAGES> &r, running *own, const int64_t (&at)[TILE], float scale,
+                                             int head, int lane)
 {
     const int key = lane % 16 * 2;
     float2 s = make_float2(0.0f, 0.0f);
@@ -179,8 +179,8 @@ __device__ __forceinline__ void store_pair(const attn_decode &a, const attn_item
 }
 
 template <class T, int M, int STAGES>
-__device__ __forceinline__ void store(room<T, M, STAGES> &r, const attn_decode &a, const attn_item &item, const running (&own)[M],
-                                      const float (&acc)[M][MINE][4], int head0, int warp, int lane)
+__device__ __forceinline__ void store(room<T, M, STAGES> &r, const attn_decode &a, const attn_item &item,
+                                      const running (&own)[M], const float (&acc)[M][MINE][4], int head0, int warp, int lane)
 {
 #pragma unroll
     for (int m = 0; m < M; ++m) {
@@ -206,7 +206,8 @@ __device__ __forceinline__ void store(room<T, M, STAGES> &r, const attn_decode &
     }
 }
 
-template <class T, int M, int STAGES> __global__ void __launch_bounds__(THREADS, M == 1 ? MOST_BLOCKS : 1) decode_mma_kernel(const attn_decode a)
+template <class T, int M, int STAGES>
+__global__ void __launch_bounds__(THREADS, M == 1 ? MOST_BLOCKS : 1) decode_mma_kernel(const attn_decode a)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     /* Blocks of one item's heads stand side by side, so that its keys are read from memory once. */

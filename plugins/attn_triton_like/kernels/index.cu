@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(THREADS, 1) scores_kernel(const attn_select a)
     for (int r = 0; r < GROUP; ++r) {
         const int key = at + warp * GROUP + r;
         const uint32_t block = static_cast<uint32_t>(key) / a.pool.block_tok;
-        src[r] = key < n ? a.pool.data + table[block] * a.pool.block_bytes + (key - block * a.pool.block_tok) * a.pool.row_bytes
-                         : nullptr;
+        const unsigned char *first = a.pool.data + table[key < n ? block : 0] * a.pool.block_bytes;
+        src[r] = key < n ? first + (key - block * a.pool.block_tok) * a.pool.row_bytes : nullptr;
     }
     load_rows(keys + warp * GROUP * pitch, pitch, src, a.pool.dtype, width, lane);
     for (int i = width + lane; i < full; i += 32) {
@@ -210,8 +210,8 @@ struct pick_room {
     uint32_t digit, larger;
 };
 
-/* How often each digit occurs, `n_bit` bits at `shift`, among keys whose higher bits are `prefix`. Several scores are asked for
- * at a time: one block alone has to hide the latency of memory. */
+/* How often each digit occurs, `n_bit` bits at `shift`, among keys whose higher bits are `prefix`. Several scores are asked
+ * for at a time: one block alone has to hide the latency of memory. */
 __device__ void count_digits(pick_room &room, const float *scores, int n, int shift, int n_bit, uint32_t prefix)
 {
     constexpr int AHEAD = 8;
@@ -245,8 +245,8 @@ __device__ void count_digits(pick_room &room, const float *scores, int n, int sh
     __syncthreads();
 }
 
-/* Of what this thread counts (mine), the sum over the threads before it; a barrier lies inside, and room.warp holds each warp's
- * sum after it. */
+/* Of what this thread counts (mine), the sum over the threads before it; a barrier lies inside, and room.warp holds each
+ * warp's sum after it. */
 __device__ __forceinline__ uint32_t before_thread(pick_room &room, uint32_t mine)
 {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -261,8 +261,8 @@ __device__ __forceinline__ uint32_t before_thread(pick_room &room, uint32_t mine
     return upto - mine + __reduce_add_sync(FULL_WARP, lane < warp ? room.warp[lane] : 0u);
 }
 
-/* The digit at which the counts, summed from the largest digit down, reach k; how many are larger goes to room, too. Thread t
- * takes the t-th one or two digits from above. */
+/* The digit at which the counts, summed from the largest digit down, reach k; how many are larger goes to room, too. Thread
+ * t takes the t-th one or two digits from above. */
 __device__ void find_digit(pick_room &room, int n_bit, uint32_t k, uint32_t larger)
 {
     static_assert(BINS == 2 * PICK_THREADS, "one or two digits of a thread");
@@ -294,11 +294,11 @@ __device__ uint32_t kth_largest(pick_room &room, const float *scores, int n, uin
     return prefix;
 }
 
-/* The row's choice when each thread holds N of its keys: the k-th largest is found bit by bit, by the number of keys that are
- * at least as large, which costs a barrier or three and no memory. Bits below one that leaves exactly k need no look. */
+/* The row's choice when each thread holds N of its keys: the k-th largest is found bit by bit, by the number of keys that
+ * are at least as large, which costs a barrier or three and no memory. Bits below one that leaves exactly k need no look. */
 template <int N>
-__device__ void pick_short(pick_room &room, const attn_select &a, const float *scores, const int32_t *table, int n, uint32_t k,
-                           int32_t *idx)
+__device__ void pick_short(pick_room &room, const attn_select &a, const float *scores, const int32_t *table, int n,
+                           uint32_t k, int32_t *idx)
 {
     const int i = static_cast<int>(threadIdx.x) * N; /* this thread's neighbours i .. i + N */
     uint32_t key[N], slot[N], least = 0, mine = 0;
@@ -342,8 +342,8 @@ __device__ void pick_short(pick_room &room, const attn_select &a, const float *s
 }
 
 /* The row's choice from memory, OWN keys of a thread at a time. */
-__device__ void pick_long(pick_room &room, const attn_select &a, const float *scores, const int32_t *table, int n, uint32_t k,
-                          int32_t *idx)
+__device__ void pick_long(pick_room &room, const attn_select &a, const float *scores, const int32_t *table, int n,
+                          uint32_t k, int32_t *idx)
 {
     uint32_t larger;
     const uint32_t least = kth_largest(room, scores, n, k, &larger);

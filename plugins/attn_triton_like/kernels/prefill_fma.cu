@@ -1,8 +1,9 @@
 /* prefill_fma.cu - the prefill kernel for every pair of dtypes and every width, in plain f32 arithmetic.
  * A block takes ROWS queries of one head and segment; queries and TILE keys at a time lie in shared memory as f32, and the
  * values then take the keys' place. A warp owns four queries: scores with lane = key, values with lane = dimension.
- * Numeric: f32, softmax in base e (base 2 costs a rounding of every score) with the running maximum; a query's bits depend on its own keys only. A key that a query
- * does not see is never multiplied, whatever it holds. SPDX-License-Identifier: MIT */
+ * Numeric: f32, softmax in base e (base 2 costs a rounding of every score) with the running maximum; a query's bits depend
+ * on its own keys only. A key that a query does not see is never multiplied, whatever it holds.
+ * SPDX-License-Identifier: MIT */
 #include "attn.cuh"
 
 namespace

@@ -1,10 +1,10 @@
 /* prefill_mma.cu - the prefill kernel on tensor cores: 16-bit tensors of one dtype, for the head sizes of the large models.
- * A block of four warps takes 64 or 128 queries of one head and segment, a warp 16 of them or, where registers allow, 32, which
- * halves its reads of keys and values. These come by cp.async, one buffer each: values arrive while scores are computed, the
- * next keys while values are added. Two blocks on a multiprocessor overlap what each does in turn.
+ * A block of four warps takes 64 or 128 queries of one head and segment, a warp 16 of them or, where registers allow, 32,
+ * which halves its reads of keys and values. These come by cp.async, one buffer each: values arrive while scores are
+ * computed, the next keys while values are added. Two blocks on a multiprocessor overlap what each does in turn.
  * Numeric: products of 16-bit numbers (weights rounded to them), f32 sums, softmax in base 2 with the running maximum; a
- * query's bits depend on its own keys only. Rows past the end are zero; a key that a query does not see has weight zero, and a tile
- * that a mask cuts and that holds a value that is not finite is added without tensor cores, query by query.
+ * query's bits depend on its own keys only. Rows past the end are zero; a key that a query does not see has weight zero,
+ * and a tile that a mask cuts and that holds a value that is not finite is added without tensor cores, query by query.
  * SPDX-License-Identifier: MIT */
 #include <backplane/cuda/mma.cuh>
 
@@ -15,8 +15,8 @@ namespace
 
 constexpr int WARPS = 4, THREADS = WARPS * 32;
 
-/* QK, V: numbers of a query and of a value; TILE: keys at a time; M: tiles of 16 queries of a warp. Pitches are an odd number
- * of 16 bytes, so that eight rows meet all banks. */
+/* QK, V: numbers of a query and of a value; TILE: keys at a time; M: tiles of 16 queries of a warp. Pitches are an odd
+ * number of 16 bytes, so that eight rows meet all banks. */
 template <class T_, int QK_, int V_, int TILE_, int M_> struct shape {
     using T = T_;
     static constexpr int QK = QK_, V = V_, TILE = TILE_, M = M_, ROWS = WARPS * 16 * M;
@@ -29,8 +29,8 @@ template <class S> struct room {
     typename S::T values[S::TILE][S::V_PITCH];
 };
 
-/* Starts the copy of rows [0, n) of a tile of N from `first`; rows past n are zero. Eight threads take a row, every sixteenth
- * row one of them, so that a thread keeps one address. */
+/* Starts the copy of rows [0, n) of a tile of N from `first`; rows past n are zero. Eight threads take a row, every
+ * sixteenth row one of them, so that a thread keeps one address. */
 template <int N, int WIDTH, class T, int PITCH>
 __device__ __forceinline__ void copy_tile(T (&to)[N][PITCH], const attn_rows &t, int64_t first, int head, int n)
 {
@@ -52,8 +52,8 @@ struct running {
     float max[2], sum[2];
 };
 
-/* Scores to weights, in place. The first of the two queries sees `seen` keys of this tile, the second `more` of them. Shrinks
- * the sums so far. */
+/* Scores to weights, in place. The first of the two queries sees `seen` keys of this tile, the second `more` of them.
+ * Shrinks the sums so far. */
 template <int TILES, int OUTS>
 __device__ __forceinline__ void softmax_step(float (&s)[TILES][4], float (&acc)[OUTS][4], running *own, int seen, int more,
                                              float scale, int lane)
@@ -164,8 +164,8 @@ __device__ __forceinline__ void add_values(room<S> &r, const float (&s)[S::M][S:
     }
 }
 
-/* Zero times NaN is NaN, so values that are not finite must not meet weights of queries that do not see them. Is there any in
- * this tile? */
+/* Zero times NaN is NaN, so values that are not finite must not meet weights of queries that do not see them. Is there any
+ * in this tile? */
 template <int N, int WIDTH, class T, int PITCH>
 __device__ __forceinline__ bool not_finite(const T (&values)[N][PITCH])
 {

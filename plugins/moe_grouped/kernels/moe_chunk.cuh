@@ -262,8 +262,8 @@ template <> struct Chunk<BP_GGUF_BF16> {
     }
 };
 
-/* Where byte `at` of a device row comes from in a row of n blocks of the file; -1: padding. plain: bytes of a row that stays
- * as it is. */
+/* Where byte `at` of a device row comes from in a row of n blocks of the file; -1: padding. plain: bytes of a row that
+ * stays as it is. */
 __device__ __forceinline__ int64_t source_of(uint32_t type, int64_t n, int64_t plain, int64_t at)
 {
     if (type == BP_GGUF_Q6_K) {

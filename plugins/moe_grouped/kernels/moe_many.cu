@@ -1,10 +1,11 @@
 /* moe_many.cu - many tokens with f32 or f16 activations and weights that bf16 does not hold: tiles of tokens that go to the
- * same expert, all in f32, because h can be larger than f16 holds. A block takes 64 rows of weights (32 of gate with the same 32 of up, or 64 of down) times
- * one tile of tokens; weights are decoded once per tile into shared memory, 128 columns at a time.
- * gate and up rows alternate by 16, so that the thread with the sum of a gate row also has that of up.
+ * same expert, all in f32, because h can be larger than f16 holds. A block takes 64 rows of weights (32 of gate with the
+ * same 32 of up, or 64 of down) times one tile of tokens; weights are decoded once per tile into shared memory, 128 columns
+ * at a time. gate and up rows alternate by 16, so that the thread with the sum of a gate row also has that of up.
  * A row of x meets its own sums only, so what is in it (NaN, or zeros past the end of a tile) stays with its token.
  * Also here: the launches of both kinds of tiles, and the columns of h that down reads and nobody else writes.
- * Not here: all else of many tokens (moe_tile.cu), few tokens (moe_few.cu), the tiles (moe_sort.cu). SPDX-License-Identifier: MIT */
+ * Not here: all else of many tokens (moe_tile.cu), few tokens (moe_few.cu), the tiles (moe_sort.cu).
+ * SPDX-License-Identifier: MIT */
 #include "moe_kernels.h"
 
 #include <cuda_runtime.h>
@@ -55,8 +56,8 @@ __device__ __forceinline__ void stage_chunk(float *to, const uint8_t *row, int c
 }
 
 /* Columns [col, col + COLS) of rows of weights, decoded. Row s of shared memory is row `first` + s of down, or one of gate
- * or up. What does not exist is zero: rows past the last, and whole chunks at the end of a row, where chunks and columns have
- * the same order. */
+ * or up. What does not exist is zero: rows past the last, and whole chunks at the end of a row, where chunks and columns
+ * have the same order. */
 template <bool INNER>
 __device__ __forceinline__ void stage_weights(const moe_call &c, int expert, int first, int col, float *w)
 {
