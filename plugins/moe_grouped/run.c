@@ -191,6 +191,9 @@ int32_t moe_run(void *self, const struct bp_launch *l, const struct bp_moe_run_a
                 struct bp_error *err)
 {
     const struct moe_layer *y = a->weights;
+    if (y == NULL)
+        return bp_error_set(err, BP_E_ARG, MOE_NAME, "moe.run",
+                            "there are no weights; call prepare() first");
     const int64_t n_embd = y->routed.n_embd != 0 ? y->routed.n_embd : y->shared.n_embd;
     struct run r = {.a = a, .y = y, .stream = l->stream};
     const struct moe_op *op = self;

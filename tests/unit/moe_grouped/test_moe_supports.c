@@ -192,6 +192,81 @@ START_TEST(workspace_bounds_the_largest_call)
 }
 END_TEST
 
+/* ---- calls that are refused before they reach a device ---- */
+
+static struct bp_tensor tensor(uint32_t dtype, int64_t rows, int64_t cols)
+{
+    return (struct bp_tensor){.dtype = dtype, .ndim = 2, .dim = {rows, cols}, .stride = {cols, 1}};
+}
+
+static void is_told(int32_t rc, struct bp_error *err, const char *word)
+{
+    ck_assert_int_eq(rc, BP_E_ARG);
+    ck_assert_int_eq(err->code, BP_E_ARG);
+    ck_assert_msg(strstr(err->msg, word) != NULL, "`%s` does not say `%s`", err->msg, word);
+    err->code = BP_OK;
+}
+
+START_TEST(route_wants_its_dtypes_and_rows)
+{
+    const struct bp_moe_ops *vt = (const void *)op.vt;
+    const struct bp_launch l = {.h = BP_HDR(struct bp_launch, reserved), .dev = &dev};
+    const struct bp_moe_route_args good = {.h = BP_HDR(struct bp_moe_route_args, scale),
+                                           .logits = tensor(BP_DT_F32, 0, 16),
+                                           .ids = tensor(BP_DT_I32, 0, 4),
+                                           .weights = tensor(BP_DT_F32, 0, 4),
+                                           .gating = BP_GATING_SOFTMAX,
+                                           .scale = 1.0f};
+    struct bp_error err = BP_ERROR_INIT;
+    ck_assert_int_eq(vt->route(op.self, &l, &good, &err), BP_OK); /* no token: nothing to do */
+    struct bp_moe_route_args a = good;
+    a.logits.dtype = BP_DT_BF16;
+    is_told(vt->route(op.self, &l, &a, &err), &err, "F32");
+    a = good;
+    a.ids.dtype = BP_DT_F32;
+    is_told(vt->route(op.self, &l, &a, &err), &err, "I32");
+    a = good;
+    a.weights.dim[1] = 3;
+    is_told(vt->route(op.self, &l, &a, &err), &err, "row for each token");
+    a = good;
+    a.ids.dim[0] = 7;
+    is_told(vt->route(op.self, &l, &a, &err), &err, "row for each token");
+}
+END_TEST
+
+START_TEST(run_wants_its_dtypes_and_rows)
+{
+    static const uint64_t nobody[512]; /* a handle without experts: n_embd is 0 */
+    const struct bp_moe_ops *vt = (const void *)op.vt;
+    const struct bp_launch l = {.h = BP_HDR(struct bp_launch, reserved), .dev = &dev};
+    struct bp_moe_run_args good = {.h = BP_HDR(struct bp_moe_run_args, reserved),
+                                   .x = tensor(BP_DT_BF16, 0, 0),
+                                   .ids = tensor(BP_DT_I32, 0, 4),
+                                   .gates = tensor(BP_DT_F32, 0, 4),
+                                   .y = tensor(BP_DT_F32, 0, 0)};
+    struct bp_error err = BP_ERROR_INIT;
+    is_told(vt->run(op.self, &l, &good, &err), &err, "prepare()");
+    good.weights = (void *)(uintptr_t)nobody;
+    ck_assert_int_eq(vt->run(op.self, &l, &good, &err), BP_OK);
+    struct bp_moe_run_args a = good;
+    a.y.dtype = BP_DT_BF16;
+    is_told(vt->run(op.self, &l, &a, &err), &err, "y F32");
+    a = good;
+    a.x.dtype = BP_DT_I32;
+    is_told(vt->run(op.self, &l, &a, &err), &err, "float type");
+    a = good;
+    a.ids.dtype = BP_DT_F32;
+    is_told(vt->run(op.self, &l, &a, &err), &err, "ids I32");
+    a = good;
+    a.gates.dim[1] = 5;
+    is_told(vt->run(op.self, &l, &a, &err), &err, "same tokens");
+    a = good;
+    a.x.dim[0] = a.ids.dim[0] = a.gates.dim[0] = a.y.dim[0] = 65535;
+    a.ids.dim[1] = a.gates.dim[1] = 65535;
+    is_told(vt->run(op.self, &l, &a, &err), &err, "1073741823");
+}
+END_TEST
+
 START_TEST(not_on_the_host)
 {
     struct bp_op_ref kept = op;
@@ -212,6 +287,8 @@ int main(void)
     tcase_add_test(tc, serves_large_models);
     tcase_add_test(tc, refuses_with_field_and_number);
     tcase_add_test(tc, workspace_bounds_the_largest_call);
+    tcase_add_test(tc, route_wants_its_dtypes_and_rows);
+    tcase_add_test(tc, run_wants_its_dtypes_and_rows);
     tcase_add_test(tc, not_on_the_host);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
