@@ -102,11 +102,28 @@ __device__ __forceinline__ bool comes_last(const args &g, int unit, int unit_ste
     return true;
 }
 
+/* Where a block has whole units: little code, because every launch fetches it anew. */
+template <class F> __device__ __forceinline__ void end_whole(const args &g, F sum)
+{
+    const int block = static_cast<int>(blockIdx.x), n_of = g.silu != 0 ? 2 : 1, n = g.n_tok * QG_STRIP;
+    const int first = block * g.each + min(block, g.more), n_unit = g.each + (block < g.more ? 1 : 0);
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < n_unit * n; i += static_cast<int>(blockDim.x)) {
+        const int row = i % QG_STRIP, at = i / QG_STRIP; /* one token: no division */
+        const int of = g.n_tok == 1 ? at : at / g.n_tok, tok = at - of * g.n_tok, unit = first + of;
+        finish(g, unit, tok, row, [&](int k) { return sum(unit * n_of + k, tok, row); });
+    }
+}
+
 /* The end of a block that had steps [begin, end). sum(v, tok, row): its sum of a row of strip v; the caller's barrier lies
  * before it. mine: two words of shared memory. */
 template <class F>
 __device__ __forceinline__ void end_block(const args &g, uint32_t (&mine)[2], int begin, int end, F sum)
 {
+    if (g.grain != 1) {
+        end_whole(g, sum);
+        return;
+    }
     const int n_of = g.silu != 0 ? 2 : 1, unit_steps = n_of * g.n_steps,
               block = static_cast<int>(blockIdx.x);
     const int first = begin / unit_steps, last = (end - 1) / unit_steps, n = g.n_tok * QG_STRIP;

@@ -219,20 +219,23 @@ __device__ __forceinline__ void decode(const eight &from, uint32_t dtype, float 
     }
 }
 
-/* All of x, by all warps. Each has four of its steps on their way; odd shapes are read as they are cut. */
+/* All of x, by all warps. Each has AWAY of its steps on their way; odd shapes are read as they are cut. */
+constexpr int AWAY = 4;
+template <uint32_t TYPE> __device__ __forceinline__ void fetch_first(const args &g, eight (&away)[AWAY], int lane)
+{
+    const int n_warp = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32;
+    if (g.wide != 2) return;
+#pragma unroll
+    for (int i = 0; i < AWAY; ++i) away[i] = fetch<TYPE>(g, warp + i * n_warp, lane);
+}
 template <uint32_t TYPE>
-__device__ __forceinline__ void cut_all(const args &g, room &r, cut<step<TYPE>::H::MIN> *to, float *unit, int lane)
+__device__ __forceinline__ void cut_all(const args &g, room &r, cut<step<TYPE>::H::MIN> *to, float *unit, eight (&away)[AWAY],
+                                        int lane)
 {
     using S = step<TYPE>;
-    constexpr int AWAY = 4;
     const int n_warp = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int a = planes::column_of<S::H::SUB16>(lane >> 2, lane & 3, 0),
               b = planes::column_of<S::H::SUB16>(lane >> 2, lane & 3, 4);
-    eight away[AWAY] = {};
-    if (g.wide == 2) {
-#pragma unroll
-        for (int i = 0; i < AWAY; ++i) away[i] = fetch<TYPE>(g, warp + i * n_warp, lane);
-    }
     const float root = g.norm_w != nullptr ? root_of(g, r.norm) : 1.0f;
 #pragma unroll 1
     for (int k = warp; k < g.line.n_steps; k += n_warp) {
@@ -414,6 +417,9 @@ template <uint32_t TYPE> __global__ void __launch_bounds__(MOST_WARPS * 32, 1) o
     const int first = line::first_step(g.line, static_cast<int>(blockIdx.x)),
               stop = line::first_step(g.line, static_cast<int>(blockIdx.x) + 1), n = stop - first;
     const int begin = first + n * warp / n_warp, end = first + n * (warp + 1) / n_warp;
+    /* x before the weights, so that it does not wait behind them. */
+    eight away[AWAY] = {};
+    fetch_first<TYPE>(g, away, lane);
     feed<TYPE> in(g, begin, end, lane);
     S now;
     now.begin(g.line.jobs[0].pitch);
@@ -421,7 +427,8 @@ template <uint32_t TYPE> __global__ void __launch_bounds__(MOST_WARPS * 32, 1) o
     in.next(g, now, ring, lane);
     int v = begin / g.line.n_steps, k = begin - v * g.line.n_steps, segment = 0, slot = 0;
     if (lane == 0) r.range[warp] = make_int2(v, begin < end ? (end - 1) / g.line.n_steps : v - 1);
-    cut_all<TYPE>(g, r, x, unit, lane);
+    cut_all<TYPE>(g, r, x, unit, away, lane);
+#pragma unroll 1
     for (int i = 1; i < g.depth; ++i) in.next(g, now, ring + i * S::BYTES, lane);
     __syncthreads();
     totals t = {};
