@@ -470,7 +470,7 @@ int32_t bpi_dense_rms(struct bp_session *s, struct bpi_bound *const *dense, int3
 int32_t bpi_step_interrupted(struct bp_session *s, uint32_t layer, struct bp_error *err);
 /* Marks rows of a tensor (rows outermost) that are not finite. For what only feeds a choice - router logits, the index -
  * where NaN would decide silently instead of reaching the logits. HOST only; on a device the router's weights stand for
- * its logits (bpi_step_finish). */
+ * its logits (bpi_step_finish), and what only the index meets is not seen. */
 void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t);
 
 /* Checks the items, reserves their cache and builds their metadata: a step without its layers. */
@@ -500,9 +500,10 @@ static inline bool bpi_tap_on(const struct bp_session *s, uint32_t tap, int32_t 
 /* Emits when on. t: rows outermost. */
 int32_t bpi_tap_emit(struct bp_session *s, uint32_t tap, int32_t layer, const struct bp_tensor *t,
                      struct bp_error *err);
-/* Runs the step again with every tap on and names the first layer and op with a NaN or Inf in one of the marked rows. */
-void bpi_tap_find_nonfinite(struct bp_session *s, const unsigned char *bad_row, char *where,
-                            size_t cap);
+/* Runs the step again with every tap on and names the first layer and op with a NaN or Inf in one of the marked rows.
+ * Errors: those of a step; then where is "an unknown op". */
+int32_t bpi_tap_find_nonfinite(struct bp_session *s, const unsigned char *bad_row, char *where, size_t cap,
+                               struct bp_error *err);
 
 /* ---- tensors ---- */
 static inline uint32_t bpi_dtype_bytes(uint32_t dtype)

@@ -302,25 +302,6 @@ static bool find_bad_rows(struct bp_session *s)
     return memchr(s->bad_row, 1, st->n_tok) != NULL;
 }
 
-static int32_t numeric_failure(struct bp_session *s, const struct bp_step_item *items,
-                               struct bp_error *err)
-{
-    const struct bpi_step *st = &s->step;
-    char where[96];
-    bpi_tap_find_nonfinite(s, s->bad_row, where, sizeof(where));
-    uint32_t first = 0;
-    while (!s->bad_row[first]) ++first;
-    for (uint32_t r = 0; r < st->n_tok; ++r) {
-        if (s->bad_row[r]) bpi_kv_mark_failed(s->kv, items[st->row_item[r]].seq);
-    }
-    return bpi_fail(
-        err, BP_E_NUMERIC, "engine", where,
-        "NaN or infinity first appeared in %s, for sequence %u at position %u; the "
-        "sequence was stopped and its cache will not be reused%s",
-        where, items[st->row_item[first]].seq, st->row_pos[first],
-        s->act == BP_DT_F16 ? "; f16 holds nothing above 65504, so try engine.act = bf16" : "");
-}
-
 /* On the host weights may still be read from the mapped files; a device has copies of its own. */
 static int32_t check_files(const struct bp_session *s, struct bp_error *err)
 {
@@ -363,6 +344,35 @@ static void after_failure(struct bp_session *s, int32_t rc, struct bp_error *err
     }
 }
 
+/* BP_E_NUMERIC once the sequences that met it are marked. A device that is lost and an interrupt in the search for the op
+ * come before that: what they return is what the step has come to. */
+static int32_t numeric_failure(struct bp_session *s, const struct bp_step_item *items,
+                               struct bp_error *err)
+{
+    const struct bpi_step *st = &s->step;
+    struct bp_error why = BP_ERROR_INIT;
+    char where[96];
+    const int32_t rc = bpi_tap_find_nonfinite(s, s->bad_row, where, sizeof(where), &why);
+    if (rc == BP_E_DEVICE_LOST || rc == BP_E_ABORTED) {
+        if (err != NULL) *err = why;
+        return rc;
+    }
+    if (rc != BP_OK) after_failure(s, rc, &why);
+    uint32_t first = 0;
+    while (!s->bad_row[first]) ++first;
+    for (uint32_t r = 0; r < st->n_tok; ++r) {
+        if (s->bad_row[r]) bpi_kv_mark_failed(s->kv, items[st->row_item[r]].seq);
+    }
+    return bpi_fail(
+        err, BP_E_NUMERIC, "engine", where,
+        "NaN or infinity first appeared in %s, for sequence %u at position %u; the "
+        "sequence was stopped and its cache will not be reused%s%s%.200s",
+        where, items[st->row_item[first]].seq, st->row_pos[first],
+        s->act == BP_DT_F16 ? "; f16 holds nothing above 65504, so try engine.act = bf16" : "",
+        rc != BP_OK ? "; the op was not found, because the search for it failed: " : "",
+        rc != BP_OK ? why.msg : "");
+}
+
 /* Until the step is known to be good its tokens can be taken back. */
 int32_t bpi_step_open(struct bp_session *s, const struct bp_step_item *items, uint32_t n_items,
                       struct bp_error *err)
@@ -389,8 +399,9 @@ int32_t bp_session_step(struct bp_session *s, const struct bp_step_item *items, 
     BP_TRY_GOTO(rc, check_files(s, err), fail);
     BP_TRY_GOTO(rc, bpi_step_run(s, err), fail);
     BP_TRY_GOTO(rc, check_files(s, err), fail);
-    if (find_bad_rows(s)) return numeric_failure(s, items, err);
-    return BP_OK;
+    if (!find_bad_rows(s)) return BP_OK;
+    rc = numeric_failure(s, items, err);
+    if (rc == BP_E_NUMERIC) return rc;
 fail:
     s->step.n_items = s->step.n_logits = 0;
     take_back(s, items, n_items);

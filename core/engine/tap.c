@@ -234,21 +234,23 @@ static void look(void *ctx, const struct bp_tap_event *e)
     }
 }
 
-void bpi_tap_find_nonfinite(struct bp_session *s, const unsigned char *bad_row, char *where,
-                            size_t cap)
+int32_t bpi_tap_find_nonfinite(struct bp_session *s, const unsigned char *bad_row, char *where,
+                               size_t cap, struct bp_error *err)
 {
     struct finder f = {.s = s, .bad_row = bad_row};
     struct bpi_taps saved = s->taps, all = {.fn = look, .ctx = &f};
-    struct bp_error ignored = BP_ERROR_INIT;
     snprintf(where, cap, "an unknown op");
-    if (build_taps(s, "*", &all, &ignored) == BP_OK) {
+    int32_t rc = build_taps(s, "*", &all, err);
+    if (rc == BP_OK) {
         struct bpi_watcher *watcher = s->watcher;
         s->taps = all;
         s->watcher = NULL; /* these calls were looked at */
         /* The same tokens and metadata give the same numbers, and cache writes are idempotent. */
-        if (bpi_step_forward(s, &ignored) == BP_OK && f.found) snprintf(where, cap, "%s", f.where);
+        rc = bpi_step_forward(s, err);
+        if (rc == BP_OK && f.found) snprintf(where, cap, "%s", f.where);
         s->watcher = watcher;
     }
     s->taps = saved;
     bpi_arena_free(&all.arena);
+    return rc;
 }

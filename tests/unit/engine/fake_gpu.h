@@ -68,6 +68,8 @@ static int gpu_lost_in = -1; /* calls until the device is lost */
 static int gpu_fail_end;     /* captures that fail to end */
 static int gpu_nan_kind = -1, gpu_nan_layer, gpu_nan_row,
            gpu_nan_width /* 0: any */; /* the output row of this call becomes NaN */
+static struct bp_session *gpu_interrupted; /* interrupted when that happens for the second time */
+static int gpu_nans;
 /* what it sees */
 static int gpu_begins, gpu_launches, gpu_graphs, gpu_calls, gpu_syncs, gpu_plans;
 static bool gpu_lost;
@@ -238,6 +240,7 @@ static void gpu_plant_nan(const struct gpu_rec *r, const struct bp_op_base *base
     while ((t[i].access & BP_OUT) == 0) ++i;
     if (gpu_nan_row >= t[i].dim[0] || (gpu_nan_width != 0 && t[i].dim[1] != gpu_nan_width)) return;
     const int64_t at = gpu_nan_row * t[i].stride[0];
+    if (++gpu_nans == 2 && gpu_interrupted != NULL) bp_session_interrupt(gpu_interrupted);
     if (t[i].dtype == BP_DT_F32)
         ((float *)t[i].data)[at] = (float)__builtin_nan("");
     else

@@ -585,6 +585,75 @@ START_TEST(nan_stays_in_its_sequence)
 }
 END_TEST
 
+static void mend_device(void)
+{
+    ck_assert_int_eq(gpu_graphs, 0);
+    ck_assert_int_eq(gpu_live, 0);
+    gpu_lost_in = -1;
+    gpu_lost = false;
+    n_dev_streams = n_devs = 0;
+}
+
+/* The search for the op that made NaN runs the step again: what ends it is told, and neither a lost device nor an
+ * interrupt is forgotten over it. */
+START_TEST(lost_in_the_search_for_nan)
+{
+    enum { MANY = 1000000 };
+    int n_step = 0, n_both = 0;
+    const int32_t ids[1] = {7};
+    struct bp_step_item it = item(0, ids, 1, 1, BP_STEP_DECODE);
+    for (int round = 0; round < 5; ++round) {
+        struct rig r = open_on(ZOO("zoo-v3"), eager);
+        struct bp_error err = BP_ERROR_INIT;
+        must(bp_session_step(r.s, &it, 1, &err), &err);
+        const int lost_in[] = {MANY, MANY, n_step + 1, (n_step + n_both) / 2, n_both};
+        gpu_lost_in = lost_in[round];
+        if (round == 0) {
+            must(bp_session_step(r.s, &it, 1, &err), &err);
+            n_step = MANY - gpu_lost_in;
+        } else {
+            gpu_nan_kind = K_DECODE;
+            gpu_nan_layer = 1;
+            gpu_nan_row = gpu_nan_width = 0;
+            ck_assert_int_eq(bp_session_step(r.s, &it, 1, &err),
+                             round == 1 ? BP_E_NUMERIC : BP_E_DEVICE_LOST);
+            gpu_nan_kind = -1;
+        }
+        if (round == 1) {
+            n_both = MANY - gpu_lost_in;
+            ck_assert_int_gt(n_both, 2 * n_step);
+        } else if (round > 1) {
+            expect(err.msg, "the card fell off the bus");
+            bpi_error_clear(&err);
+            ck_assert_int_eq(bp_session_step(r.s, &it, 1, &err), BP_E_DEVICE_LOST);
+            expect(err.msg, "in an earlier step");
+            ck_assert_uint_eq(bp_seq_len(r.s, 0), 1);
+        }
+        rig_close(&r);
+        mend_device();
+    }
+}
+END_TEST
+
+START_TEST(interrupted_in_the_search_for_nan)
+{
+    const int32_t ids[1] = {7};
+    struct bp_error err = BP_ERROR_INIT;
+    struct bp_step_item it = item(0, ids, 1, 1, BP_STEP_DECODE);
+    struct rig r = open_on(ZOO("zoo-v3"), eager);
+    must(bp_session_step(r.s, &it, 1, &err), &err);
+    gpu_nan_kind = K_DECODE;
+    gpu_nan_layer = 1;
+    gpu_interrupted = r.s;
+    ck_assert_int_eq(bp_session_step(r.s, &it, 1, &err), BP_E_ABORTED);
+    ck_assert_uint_eq(bp_seq_len(r.s, 0), 1);
+    bpi_error_clear(&err);
+    ck_assert_int_eq(bp_session_step(r.s, &it, 1, &err), BP_E_NUMERIC);
+    expect(err.msg, "blk.1.attn.o_lat");
+    rig_close(&r);
+}
+END_TEST
+
 /* ---- memory ---- */
 
 /* What is missing is said before a byte goes to the device, and what is asked for is enough. */
@@ -623,15 +692,6 @@ START_TEST(too_little_memory)
 END_TEST
 
 /* ---- a device that is lost ---- */
-
-static void mend_device(void)
-{
-    ck_assert_int_eq(gpu_graphs, 0);
-    ck_assert_int_eq(gpu_live, 0);
-    gpu_lost_in = -1;
-    gpu_lost = false;
-    n_dev_streams = n_devs = 0;
-}
 
 /* At whatever call: one sentence, then the same reason for every further step, and closing works. */
 START_TEST(lost_at_any_call)
@@ -708,6 +768,8 @@ int main(void)
     tcase_add_loop_test(tc, taps_are_f32, 0, 2);
     tcase_add_test(tc, activations_in_f16);
     tcase_add_loop_test(tc, nan_stays_in_its_sequence, 0, 4);
+    tcase_add_test(tc, lost_in_the_search_for_nan);
+    tcase_add_test(tc, interrupted_in_the_search_for_nan);
     tcase_add_loop_test(tc, too_little_memory, 0, 4);
     tcase_add_loop_test(tc, lost_at_any_call, 0, 2);
     tcase_add_test(tc, lost_while_opening);
