@@ -3,13 +3,14 @@
 #define QUANT_GGUF_PLAN_H
 
 #include "backplane/sdk.h"
+#include "kernels/launch.h"
 
 enum {
-    PLAN_STRIP = 16,           /* rows of a strip */
-    PLAN_WARPS = 8,            /* warps of a block */
-    PLAN_TOK = 8,              /* tokens of one pass over a weight */
-    PLAN_PARTS = 3,            /* most bf16 columns of a token: f32 is three */
-    PLAN_X_PAD = 256,          /* staged rows of x are whole steps of every type */
+    PLAN_STRIP = QG_STRIP,     /* rows of a strip */
+    PLAN_WARPS = QG_WARPS,     /* warps of a block, for several tokens */
+    PLAN_TOK = QG_MAX_TOK,     /* tokens of one pass over a weight */
+    PLAN_PARTS = QG_MAX_COL / QG_MAX_TOK, /* most bf16 columns of a token: f32 is three */
+    PLAN_X_PAD = QG_X_PAD,     /* staged rows of x are whole steps of every type */
     PLAN_BLOCKS = 1024,        /* most blocks that run at once */
     PLAN_SHARING = 4,          /* steps of a warp that sharing a unit between blocks costs */
     PLAN_SLAB_ROWS = 4096,     /* rows of a weight that are decoded at once for cuBLAS; half of it in f32 */
@@ -30,7 +31,8 @@ struct plan_weight {
     uint64_t counters_at;
 };
 /* One matrix or a part of it, of a type with blocks of elems columns in block_bytes. step_cols, step_bytes: of planes;
- * step_bytes 0: rows padded to whole steps and strips; both 0: rows of blocks. NULL, or what is wrong with raw: one clause without its numbers. */
+ * step_bytes 0: rows padded to whole steps and strips; both 0: rows of blocks. NULL, or what is wrong with raw: one clause
+ * without its numbers. */
 const char *plan_weight(const struct bp_raw *raw, int64_t elems, int64_t block_bytes, int64_t step_cols,
                         int64_t step_bytes, struct plan_weight *out);
 

@@ -4,9 +4,10 @@
  * exactly, so nothing is rounded before the sums. Each warp has a ring of steps in shared memory and copies ahead into it:
  * a warp has six counters for loads to registers and waits for all loads of a counter, so that prefetching into registers
  * waits for what it has just begun. x comes from the first cache.
- * Each warp leaves its sum of each strip in shared memory, and the block adds those of its warps (line.cuh says who has which).
+ * Each warp leaves its sum of each strip in shared memory, and the block adds those of its warps (line.cuh says who has
+ * which).
  * Determinism: all of these are added in the order of the columns, and cut in a way that does not depend on the number of
- * tokens: a row has the same bits in every batch.
+ * tokens: a row has the same bits in every batch that comes here. (One token goes to one.cuh where its type has that.)
  * Not here: how many blocks (plan.c). SPDX-License-Identifier: MIT */
 #ifndef QUANT_GGUF_GEMV_CUH
 #define QUANT_GGUF_GEMV_CUH

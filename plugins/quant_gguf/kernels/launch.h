@@ -13,9 +13,9 @@ enum {
     QG_MAX_COL = 24,   /* columns of x as the tensor cores see them: three for a token of f32, two of f16, one of bf16 */
     QG_MAX_TOK = 8,    /* tokens of the kernels that read a weight once for all of them */
     QG_STRIP = 16,     /* rows of a strip */
-    QG_WARPS = 8,      /* warps of a block */
+    QG_WARPS = 8,      /* warps of a block for several tokens */
     QG_ONE_WARPS = 16, /* most of them for one token */
-    QG_X_PAD = 256      /* rows of the staged x are whole steps */
+    QG_X_PAD = 256     /* rows of the staged x are whole steps */
 };
 
 /* BLOCKS: rows as in the file. PLANES: repacked (planes.cuh). ROWS: rows of 16-bit floats, padded with zeros to whole steps
@@ -37,7 +37,8 @@ struct qg_weight {
     uint32_t *counters;     /* one for each strip, all zero between calls */
 };
 
-/* x as rows of bf16, or f32: row t * parts + p is part p of token t, whole QG_X_PAD columns, zeros around [skip, skip + cols). */
+/* x as rows of bf16, or f32: row t * parts + p is part p of token t, whole QG_X_PAD columns, zeros around
+ * [skip, skip + cols). */
 struct qg_stage {
     const void *x;
     const float *norm_w; /* NULL: no norm */

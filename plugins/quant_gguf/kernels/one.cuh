@@ -1,9 +1,9 @@
-/* one.cuh - products of repacked weights with one token, y = W x: what a decode step is made of. Codes stay whole numbers and
- * are multiplied as bytes on the tensor cores (m16n8k32, m16n8k16), x as whole numbers too: a step of 256 columns is X * 2^-k,
- * X below 2^30 and k such that the largest uses all of it. X is four digits from -128 to 127, each a column of the product,
- * whose sums are exact. Where a format's scales are whole numbers as well, so are the sums of a step; only what is put
- * together after that is f32. A bf16 number within 2^22 of the largest of its step is exact, and any other is off by 2^-31
- * of the largest.
+/* one.cuh - products of repacked weights with one token, y = W x: what a decode step is made of. Codes stay whole numbers
+ * and are multiplied as bytes on the tensor cores (m16n8k32, m16n8k16), x as whole numbers too: a step of 256 columns is
+ * X * 2^-k, X below 2^30 and k such that the largest uses all of it. X is four digits from -128 to 127, each a column of
+ * the product, whose sums are exact. Where a format's scales are whole numbers as well, so are the sums of a step; only what
+ * is put together after that is f32. A bf16 number within 2^22 of the largest of its step is exact, and any other is off by
+ * 2^-31 of the largest.
  * A block turns x into digits by itself, with its norm, while the first weights are on their way: no launch before this one.
  * Each warp has a ring of steps in shared memory and copies ahead into it. Shared memory decides how deep it is, and the
  * device how much of that there is; where x does not fit, gemv.cuh takes over.
@@ -229,8 +229,8 @@ template <uint32_t TYPE> __device__ __forceinline__ void fetch_first(const args 
     for (int i = 0; i < AWAY; ++i) away[i] = fetch<TYPE>(g, warp + i * n_warp, lane);
 }
 template <uint32_t TYPE>
-__device__ __forceinline__ void cut_all(const args &g, room &r, cut<step<TYPE>::H::MIN> *to, float *unit, eight (&away)[AWAY],
-                                        int lane)
+__device__ __forceinline__ void cut_all(const args &g, room &r, cut<step<TYPE>::H::MIN> *to, float *unit,
+                                        eight (&away)[AWAY], int lane)
 {
     using S = step<TYPE>;
     const int n_warp = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -274,7 +274,8 @@ __device__ __forceinline__ void mma(int (&d)[4], uint32_t a, uint32_t a8, uint32
         : "r"(a), "r"(a8), "r"(b), "r"(0));
 }
 
-/* Of this lane: acc of rows g, g, g + 8, g + 8 and digits 2 j, 2 j + 1; low: of those rows and digit j, what minima take away. */
+/* Of this lane: acc of rows g, g, g + 8, g + 8 and digits 2 j, 2 j + 1; low: of those rows and digit j, what minima take
+ * away. */
 struct totals {
     float acc[4], low[2];
 };

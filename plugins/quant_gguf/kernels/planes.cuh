@@ -4,8 +4,9 @@
  *
  * Lane 4 g + j owns rows g and g + 8. Of each group of 32 columns it owns eight, e = 0..7: columns 8 j + e, or, where a
  * scale is for 16 columns (SUB16), 4 j + i for i < 4 and 16 + 4 j + i - 4 above, where i is e in the order of index_of().
- * The order of columns inside a product does not matter, as long as x is read in the same one. Codes become bf16 in registers, two at a time: 0x4300 with the
- * code in its low bits is 128 + code, exactly; a subtraction takes 128 and the format's own bias away.
+ * The order of columns inside a product does not matter, as long as x is read in the same one. Codes become bf16 in
+ * registers, two at a time: 0x4300 with the code in its low bits is 128 + code, exactly; a subtraction takes 128 and the
+ * format's own bias away.
  *
  * A format: codes (C), scales (H); struct fmt at the end binds them. Values are those of core/block, exactly; only a zero
  * may have the other sign.
@@ -63,17 +64,17 @@ __device__ __forceinline__ uint32_t word(const uint4 &v, int i)
 
 constexpr uint32_t MAGIC = 0x43004300u; /* 128, twice */
 
-/* ---- codes: NQ words of 16 bytes a lane; pair<G, P>(q, r, part, magic): e = 2 P and 2 P + 1 of group G, row g + 8 r, as bf16;
- * magic is MAGIC in a register, with FLIP where that is not stored as it is.
+/* ---- codes: NQ words of 16 bytes a lane; pair<G, P>(q, r, part, magic): e = 2 P and 2 P + 1 of group G, row g + 8 r, as
+ * bf16; magic is MAGIC in a register, with FLIP where the highest bit is not stored as it is.
  * Packing: pack(v, w, code): word w of the v-th load, from code(r, G, e), an unsigned number.
  * four<G>(q, r, out): the same eight codes, without the format's bias, times 2^SHIFT, as signed bytes in two words, in the
  * order of byte_of(). SPREAD: of a word of four, two come from each half of the eight. ---- */
 
 constexpr int STEP = 256;
 
-/* Where element e = 2 P (and 16 bits above it 2 P + 1) of a group has its bit in a plane of bits, four groups to a word, and its
- * two in a plane of pairs, two groups to a word. Pairs P and P + 2 are a byte apart, as they are in a plane of nibbles, so that
- * four bytes come out at once. */
+/* Where element e = 2 P (and 16 bits above it 2 P + 1) of a group has its bit in a plane of bits, four groups to a word, and
+ * its two in a plane of pairs, two groups to a word. Pairs P and P + 2 are a byte apart, as they are in a plane of nibbles,
+ * so that four bytes come out at once. */
 __device__ constexpr int bit_at(int G, int P)
 {
     return 8 * (P >> 1) + 2 * (G & 3) + (P & 1);
@@ -306,8 +307,8 @@ template <bool F16> struct shorts {
 
 /* ---- scales: HB bytes a row in a first array, HB2 in a second; load(), then open(BYTES in a register) once a step;
  * scale(G, s) and min(G, s) of row g + 8 r, s: which 16 of the group. What open() left stays when the next step is loaded.
- * WHOLE: scales are whole numbers times unit(), whole(G, s), and minima too: four of them, lows(j) from group 4 j on (or from
- * run 4 j of 16 on), times low_unit(). (Sums of a step stay below 2^31: sums of 32 bytes' products times these.)
+ * WHOLE: scales are whole numbers times unit(), whole(G, s), and minima too: four of them, lows(j) from group 4 j on (or
+ * from run 4 j of 16 on), times low_unit(). (Sums of a step stay below 2^31: sums of 32 bytes' products times these.)
  * Packing: store(block, first, second): block(n) is the n-th block of the row's step, NULL where the row has none. ---- */
 
 struct no_scales {

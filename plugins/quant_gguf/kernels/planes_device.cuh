@@ -12,8 +12,8 @@
 namespace planes
 {
 
-/* Starts the copy of 16 bytes to shared memory, past the first cache: weights are read once and shall not push x out of it. In
- * the second they are the first to go: a hundredth faster on an H200. */
+/* Starts the copy of 16 bytes to shared memory, past the first cache: weights are read once and shall not push x out of it.
+ * In the second they are the first to go: a hundredth faster on an H200. */
 __device__ __forceinline__ void copy16(void *to, const void *from)
 {
     const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
