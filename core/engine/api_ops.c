@@ -49,36 +49,32 @@ static int32_t choose(struct bp_ops *o, const char *slot, const void *problem, s
     return BP_OK;
 }
 
-static int32_t open_device(struct bp_ops *o, uint32_t kind, int32_t ordinal, struct bp_error *err)
+static int32_t open_device(struct bp_ops *o, const struct bp_device_problem *p,
+                           struct bp_error *err)
 {
-    const struct bp_device_problem p = {
-        .h = BP_HDR(struct bp_device_problem, ordinal), .kind = kind, .ordinal = ordinal};
     size_t chosen;
     o->device = (struct bp_device){
-        .h = BP_HDR(struct bp_device, name), .kind = kind, .ordinal = ordinal};
-    BP_TRY(choose(o, "device", &p, &chosen, &o->device_op, err));
+        .h = BP_HDR(struct bp_device, name), .kind = p->kind, .ordinal = p->ordinal};
+    BP_TRY(choose(o, "device", p, &chosen, &o->device_op, err));
     const struct bp_device_ops *ops = (const struct bp_device_ops *)(const void *)o->device_op.vt;
     return ops->props(o->device_op.self, &o->device, err);
 }
 
-/* The words of engine.device, as a session takes them. */
+/* As a session does it. */
 static int32_t find_device(struct bp_ops *o, struct bp_error *err)
 {
     const char *asked = bpi_config_str(o->cfg->c, "engine", "device");
-    int64_t ordinal = 0;
-    if (strcmp(asked, "cpu") == 0) return open_device(o, BP_DEV_HOST, 0, err);
-    if (strcmp(asked, "auto") == 0) {
-        struct bp_error why = BP_ERROR_INIT;
-        if (open_device(o, BP_DEV_CUDA, 0, &why) == BP_OK) return BP_OK;
-        bpi_logf(&o->log, BPI_LOG_INFO, "engine", "no GPU is used: %s", why.msg);
-        return open_device(o, BP_DEV_HOST, 0, err);
-    }
-    if (strcmp(asked, "cuda") != 0 &&
-        (strncmp(asked, "cuda:", 5) != 0 || !bpi_parse_i64(asked + 5, &ordinal) || ordinal < 0 ||
-         ordinal >= 1024))
-        return bpi_fail(err, BP_E_CONFIG, "engine", "engine.device",
-                        "'%s' is no device; write cpu, cuda:N or auto", asked);
-    return open_device(o, BP_DEV_CUDA, (int32_t)ordinal, err);
+    struct bp_device_problem p;
+    struct bp_error why = BP_ERROR_INIT;
+    BP_TRY(bpi_device_words(asked, &p, err));
+    if (strcmp(asked, "auto") != 0) return open_device(o, &p, err);
+    const int32_t rc = open_device(o, &p, &why);
+    if (rc == BP_OK) return BP_OK;
+    if (!bpi_device_is_absent(rc)) return bpi_fail(err, rc, "engine", why.where, "%s", why.msg);
+    bpi_logf(&o->log, BPI_LOG_INFO, "engine",
+             "engine.device = auto is the host: no GPU is used (%s)", why.msg);
+    p.kind = BP_DEV_HOST;
+    return open_device(o, &p, err);
 }
 
 int32_t bp_ops_open(const struct bp_config *cfg, const struct bp_callbacks *cb, struct bp_ops **out,

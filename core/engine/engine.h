@@ -40,6 +40,13 @@ struct bp_file {
 /* The log that a config and callbacks describe. */
 struct bpi_log bpi_engine_log(const struct bp_config *c, const struct bp_callbacks *cb);
 
+/* The words of engine.device, of which auto is cuda:0 as long as nobody knows better (session_device.c). */
+struct bp_device_problem;
+int32_t bpi_device_words(const char *text, struct bp_device_problem *out, struct bp_error *err);
+/* With engine.device = auto: does this failure mean that there is no device to use, so that the host is? Anything else -
+ * memory that ran out, a device that is lost - is told. */
+bool bpi_device_is_absent(int32_t rc);
+
 /* The container behind an open file (api_file.c). */
 const struct bpi_gguf *bpi_engine_gguf(const struct bp_file *f);
 

@@ -7,7 +7,7 @@
 
 /* ---- device ---- */
 
-static int32_t parse_device(const char *text, struct bp_device_problem *p, struct bp_error *err)
+int32_t bpi_device_words(const char *text, struct bp_device_problem *p, struct bp_error *err)
 {
     *p = (struct bp_device_problem){.h = BP_HDR(struct bp_device_problem, ordinal),
                                     .kind = BP_DEV_HOST};
@@ -24,24 +24,29 @@ static int32_t parse_device(const char *text, struct bp_device_problem *p, struc
                     "'%s' is no device; write cpu, cuda:N or auto", text);
 }
 
+bool bpi_device_is_absent(int32_t rc)
+{
+    return rc == BP_E_CONFIG || rc == BP_E_ABI || rc == BP_E_DEVICE || rc == BP_E_UNSUPPORTED ||
+           rc == BP_DECLINED;
+}
+
 /* Is there a plugin for this device, and does the device answer? Binds nothing. */
-static int32_t probe(struct bp_session *s, struct bp_error *err)
+static int32_t probe(struct bp_session *s, struct bpi_question *q, struct bp_error *err)
 {
     struct bp_device seen = {.h = BP_HDR(struct bp_device, name)};
-    struct bpi_question q = {.slot = BPI_SLOT_DEVICE, .layer = -1, .problem = &s->device_problem};
-    BP_TRY(bpi_session_ask(s, &q, err));
-    const struct bp_device_ops *ops = (const struct bp_device_ops *)(const void *)q.ref.vt;
-    int32_t rc = ops->props(q.ref.self, &seen, err);
+    BP_TRY(bpi_session_ask(s, q, err));
+    const struct bp_device_ops *ops = (const struct bp_device_ops *)(const void *)q->ref.vt;
+    int32_t rc = ops->props(q->ref.self, &seen, err);
     if (rc == BP_OK)
-        snprintf(s->device_why, sizeof(s->device_why), "found by %s", q.cands[q.chosen].provider);
+        snprintf(s->device_why, sizeof(s->device_why), "found by %s", q->cands[q->chosen].provider);
     return rc;
 }
 
 /* Did anyone but the reference backend, which is the host only, answer at all? */
-static bool any_plugin_asked(const struct bp_session *s)
+static bool any_plugin_asked(const struct bpi_question *q)
 {
-    for (size_t i = 0; i < BPI_MAX_CANDIDATES && s->cands[i].provider != NULL; ++i) {
-        if (strcmp(s->cands[i].provider, "ref") != 0) return true;
+    for (size_t i = 0; i < q->n_cands; ++i) {
+        if (strcmp(q->cands[i].provider, "ref") != 0) return true;
     }
     return false;
 }
@@ -57,18 +62,21 @@ int32_t bpi_session_find_device(struct bp_session *s, struct bp_error *err)
 {
     const char *asked = bpi_config_str(s->config, "engine", "device");
     struct bp_error why = BP_ERROR_INIT;
-    BP_TRY(parse_device(asked, &s->device_problem, err));
+    struct bpi_question q = {.slot = BPI_SLOT_DEVICE, .layer = -1, .problem = &s->device_problem};
+    BP_TRY(bpi_device_words(asked, &s->device_problem, err));
     want_device(s);
     if (strcmp(asked, "auto") != 0) return BP_OK;
-    int32_t rc = probe(s, &why);
+    int32_t rc = probe(s, &q, &why);
     if (rc == BP_OK) return BP_OK;
-    if (rc == BP_E_NOMEM) return bpi_fail(err, rc, "engine", why.where, "%s", why.msg);
+    if (!bpi_device_is_absent(rc)) return bpi_fail(err, rc, "engine", why.where, "%s", why.msg);
     s->device_problem.kind = BP_DEV_HOST;
     want_device(s);
-    if (any_plugin_asked(s))
+    if (any_plugin_asked(&q))
         snprintf(s->device_why, sizeof(s->device_why), "no GPU is used: %.290s", why.msg);
     else
         snprintf(s->device_why, sizeof(s->device_why), "no plugin for GPUs is installed");
+    bpi_logf(&s->log, BPI_LOG_INFO, "engine", "engine.device = auto is the host: %s (%s)",
+             any_plugin_asked(&q) ? "no GPU is used" : s->device_why, why.msg);
     return BP_OK;
 }
 

@@ -365,9 +365,11 @@ int32_t bpi_session_negotiate(struct bp_session *s, struct bp_error *err)
     if (rc == BP_OK) {
         rc = bpi_decisions_dtype(s->decisions, asked, dtypes[first].name,
                                  passed.data != NULL ? passed.data : "", err);
-        bpi_logf(&s->log, BPI_LOG_INFO, "engine", "kv.dtype = %s (asked for: %s), layout %s%s%s",
-                 dtypes[first].name, asked, s->kv_layout, passed.len > 0 ? "; " : "",
-                 passed.data != NULL ? passed.data : "");
+        if (!s->quiet)
+            bpi_logf(&s->log, BPI_LOG_INFO, "engine",
+                     "kv.dtype = %s (asked for: %s), layout %s%s%s", dtypes[first].name, asked,
+                     s->kv_layout, passed.len > 0 ? "; " : "",
+                     passed.data != NULL ? passed.data : "");
     } else {
         struct bp_error ignored = BP_ERROR_INIT;
         (void)bpi_decisions_dtype(s->decisions, asked, "", "", &ignored);

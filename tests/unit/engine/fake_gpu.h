@@ -63,6 +63,7 @@ static bool gpu_f32_only[G_TABLES];
 static bool gpu_no_graphs;
 static bool gpu_plain;  /* products in the plain form only */
 static bool gpu_absent; /* the plugin finds no device */
+static int32_t gpu_ill; /* what props() returns then: BP_OK for BP_E_DEVICE */
 static uint64_t gpu_free_bytes = UINT64_C(1) << 34;
 static int gpu_lost_in = -1; /* calls until the device is lost */
 static int gpu_fail_end;     /* captures that fail to end */
@@ -378,7 +379,7 @@ static int32_t gpu_decode_plan(void *self, const struct bp_launch *l,
 static int32_t gpu_props(void *self, struct bp_device *out, struct bp_error *err)
 {
     if (gpu_absent)
-        return bpi_fail(err, BP_E_DEVICE, "fakegpu", NULL, "there are 0 cards in this machine");
+        return bpi_fail(err, gpu_ill != BP_OK ? gpu_ill : BP_E_DEVICE, "fakegpu", NULL, "there are 0 cards in this machine");
     return dev_props(self, out, err);
 }
 static int32_t gpu_mem_info(void *self, uint64_t *free_bytes, uint64_t *total_bytes,

@@ -15,11 +15,14 @@ static const char *const demanded[] = {COMMON, "engine.device=cuda:0", "engine.a
 
 static int n_warnings;
 static char last_line[1024];
+static const char *counted = NULL; /* how many lines have this in them */
+static int n_counted;
 static void keep_line(void *ctx, int32_t level, const char *domain, const char *line)
 {
     (void)ctx;
     (void)domain;
     if (level <= 1) ++n_warnings;
+    if (counted != NULL && strstr(line, counted) != NULL) ++n_counted;
     snprintf(last_line, sizeof last_line, "%s", line);
 }
 
@@ -400,6 +403,51 @@ START_TEST(auto_takes_the_device_and_bf16)
 }
 END_TEST
 
+/* The host takes the place of a device that is not there, which is told once, and of no other failure. */
+START_TEST(auto_hides_no_failure)
+{
+    static const char *const plain[] = {COMMON, "engine.log=info", NULL};
+    static const int32_t bad[] = {BP_E_DEVICE_LOST, BP_E_DEVMEM, BP_E_NOMEM, BP_E_TIMEOUT,
+                                  BP_E_INTERNAL};
+    const struct bp_callbacks cb = {.h = BP_HDR(struct bp_callbacks, progress), .log = keep_line};
+    struct bp_error err = BP_ERROR_INIT;
+    struct bp_ops *ops = NULL;
+    struct rig r;
+    gpu_absent = true;
+    counted = "(there are 0 cards in this machine)";
+    must(try_open(&r, ZOO("zoo-glm5"), plain, &err), &err);
+    ck_assert_int_eq(n_counted, 1);
+    must(bp_ops_open(r.cfg, &cb, &ops, &err), &err);
+    ck_assert_int_eq(n_counted, 2);
+    ck_assert_uint_eq(bp_ops_device(ops, NULL)->kind, BP_DEV_HOST);
+    bp_ops_close(ops);
+    rig_close(&r);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i) {
+        gpu_ill = bad[i];
+        bpi_error_clear(&err);
+        ck_assert_int_eq(try_open(&r, ZOO("zoo-glm5"), plain, &err), bad[i]);
+        expect(err.msg, "there are 0 cards in this machine");
+        bpi_error_clear(&err);
+        ck_assert_int_eq(bp_ops_open(r.cfg, &cb, &ops, &err), bad[i]);
+        expect(err.msg, "there are 0 cards in this machine");
+        ck_assert_ptr_null(ops);
+        rig_close(&r);
+    }
+    ck_assert_int_eq(n_counted, 2);
+}
+END_TEST
+
+/* Binding that is only tried says nothing. */
+START_TEST(the_cache_is_told_once)
+{
+    static const char *const plain[] = {COMMON, "engine.log=info", NULL};
+    counted = "kv.dtype = ";
+    struct rig r = open_on(ZOO("zoo-glm5"), plain);
+    ck_assert_int_eq(n_counted, 1);
+    rig_close(&r);
+}
+END_TEST
+
 START_TEST(a_device_that_is_not_there)
 {
     struct bp_error err = BP_ERROR_INIT;
@@ -761,6 +809,8 @@ int main(void)
     tcase_add_test(tc, a_capture_that_fails);
     tcase_add_test(tc, no_graphs_at_all);
     tcase_add_test(tc, auto_takes_the_device_and_bf16);
+    tcase_add_test(tc, auto_hides_no_failure);
+    tcase_add_test(tc, the_cache_is_told_once);
     tcase_add_test(tc, a_device_that_is_not_there);
     tcase_add_loop_test(tc, one_without_bf16, 0, G_TABLES);
     tcase_add_loop_test(tc, activations_in_bf16, 0, 2);
