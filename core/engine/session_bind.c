@@ -186,7 +186,9 @@ int32_t bpi_session_settle(struct bp_session *s, struct bpi_question *q, struct 
                              out, &ws, err));
     BP_TRY(note_answers(s, q, (int32_t)q->chosen, &ws, err));
     note_capture(*out, &q->cands[q->chosen].verdict);
-    if (q->cands[q->chosen].on_host == 0) s->weight_bytes += q->file_bytes;
+    const uint64_t bytes = q->ready_bytes > q->file_bytes ? q->ready_bytes : q->file_bytes;
+    if (q->cands[q->chosen].on_host == 0 && !bpi_add_u64(s->weight_bytes, bytes, &s->weight_bytes))
+        s->weight_bytes = UINT64_MAX; /* which no device has */
     bpi_session_note_carried(s, q);
     if (!s->quiet)
         bpi_loader_tell(s->loader, slot_table[q->slot].slot, q->layer, q->cands, q->n_cands,

@@ -1,7 +1,6 @@
 /* session_buffers.c - cache pools, step buffers and workspaces: all memory of a session, allocated once.
  * SPDX-License-Identifier: MIT */
 #include "engine/session_priv.h"
-#include <limits.h>
 #include <string.h>
 
 /* A list of buffers to allocate, so that their sum is known before the first byte is taken. */
@@ -93,31 +92,46 @@ static bool workspace_bytes(const struct bp_session *s, uint64_t *out)
         ok = ok && bpi_add_u64(sum, b->ws.persistent_bytes, &sum) &&
              bpi_add_u64(sum, b->ws.plan_bytes, &sum);
     }
+    if (bpi_mirror_near(s) && s->lender->scratch_bytes >= scratch) scratch = 0; /* it is lent */
     return bpi_add_u64(sum, scratch, out) && ok;
 }
 
+static int32_t fail_count(const struct bp_session *s, struct bp_error *err)
+{
+    return bpi_fail(
+        err, BP_E_LIMIT, "engine", "engine.ctx",
+        "the bytes of cache, buffers and weights on %s are more than 64 bits can count; "
+        "lower engine.ctx (%u), engine.max_seqs (%u) or engine.batch_tokens (%u)",
+        s->device.name, s->ctx, s->max_seqs, s->batch_tok);
+}
+
+/* Room for what no slot tells: areas on the device in which prepare() repacks (32 MiB in each of quant_gguf and
+ * moe_grouped), and what libraries take for their handles. */
+static const uint64_t prepare_bytes = UINT64_C(128) << 20;
+
 /* Everything that will lie in the device's memory, before the first byte goes there. A mirror gets its weights a layer at a
- * time. */
+ * time, and its vectors at once. */
 static int32_t check_device(struct bp_session *s, const struct wants *ws, uint64_t cache,
                             struct bp_error *err)
 {
-    uint64_t buffers = 0, work = 0, total = 0, free_bytes = 0, all = 0, weights = 0;
+    uint64_t buffers = prepare_bytes, work = 0, total = 0, free_bytes = 0, all = 0;
+    uint64_t weights = bpi_session_vector_bytes(s);
     bool ok = !ws->overflow && workspace_bytes(s, &work);
     for (uint32_t i = 0; i < ws->n && ok; ++i)
         ok = ws->w[i].mem != BP_MEM_DEVICE || bpi_add_u64(buffers, ws->w[i].n_bytes, &buffers);
-    if (s->lender == NULL) weights = s->weight_bytes + bpi_session_vector_bytes(s);
+    if (s->lender == NULL) ok = ok && bpi_add_u64(weights, s->weight_bytes, &weights);
     ok = ok && bpi_add_u64(weights, cache, &total) && bpi_add_u64(total, buffers, &total) &&
          bpi_add_u64(total, work, &total);
+    if (!ok) return fail_count(s, err);
     BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, mem_info, &free_bytes, &all));
-    if (ok && total <= free_bytes) return BP_OK;
+    if (total <= free_bytes) return BP_OK;
     return bpi_fail(err, BP_E_LIMIT, "engine", "engine.device",
                     "the model needs %llu bytes on %s (weights %.2f GiB, cache %.2f, buffers and "
                     "workspaces %.2f) and %llu are free; lower engine.ctx (%u), engine.max_seqs "
                     "(%u) or engine.batch_tokens (%u), or take a smaller file",
-                    ok ? (unsigned long long)total : ULLONG_MAX, s->device.name,
-                    (double)weights / 0x1p30, (double)cache / 0x1p30,
-                    ((double)buffers + (double)work) / 0x1p30, (unsigned long long)free_bytes,
-                    s->ctx, s->max_seqs, s->batch_tok);
+                    (unsigned long long)total, s->device.name, (double)weights / 0x1p30,
+                    (double)cache / 0x1p30, ((double)buffers + (double)work) / 0x1p30,
+                    (unsigned long long)free_bytes, s->ctx, s->max_seqs, s->batch_tok);
 }
 
 static int32_t check_host(struct bp_session *s, const struct wants *ws, uint64_t more,
@@ -126,13 +140,15 @@ static int32_t check_host(struct bp_session *s, const struct wants *ws, uint64_t
     uint64_t total = more, free_bytes = 0, all = 0;
     bool ok = !ws->overflow;
     for (uint32_t i = 0; i < ws->n && ok; ++i) ok = bpi_add_u64(total, ws->w[i].n_bytes, &total);
+    if (!ok) return fail_count(s, err);
     BP_TRY(BPI_RUN(s->device_op, -1, bp_device_ops, mem_info, &free_bytes, &all));
-    if (ok && total <= free_bytes) return BP_OK;
+    if (total <= free_bytes) return BP_OK;
     return bpi_fail(err, BP_E_NOMEM, "engine", "engine.ctx",
-                    "cache and buffers need %.2f GiB, %.2f GiB are free on %s; lower engine.ctx "
-                    "(%u), engine.max_seqs (%u) or engine.batch_tokens (%u)",
-                    ok ? (double)total / 0x1p30 : 1e18, (double)free_bytes / 0x1p30, s->device.name,
-                    s->ctx, s->max_seqs, s->batch_tok);
+                    "cache and buffers need %llu bytes (%.2f GiB) on %s and %llu (%.2f GiB) are "
+                    "free; lower engine.ctx (%u), engine.max_seqs (%u) or engine.batch_tokens (%u)",
+                    (unsigned long long)total, (double)total / 0x1p30, s->device.name,
+                    (unsigned long long)free_bytes, (double)free_bytes / 0x1p30, s->ctx,
+                    s->max_seqs, s->batch_tok);
 }
 
 static uint64_t n_blocks(const struct bp_session *s)

@@ -179,6 +179,11 @@ static int32_t settle_layer(struct bp_session *s, struct trial *t, struct bp_err
     t->q[COMMON].file_bytes = bpi_session_file_bytes(s, up, 2, t->layer);
     if (t->q[COMMON].file_bytes == 0)
         t->q[COMMON].file_bytes = bpi_session_file_bytes(s, joint, 1, t->layer);
+    /* prepare() decodes them (slot_mla.h): at least once, to the dtype of activations. */
+    const struct bpi_hparams *hp = s->hp;
+    if (!bpi_mul_u64((uint64_t)hp->n_head * (hp->nope + hp->v_dim),
+                     (uint64_t)hp->kv_lora * bpi_dtype_bytes(s->act), &t->q[COMMON].ready_bytes))
+        t->q[COMMON].ready_bytes = UINT64_MAX;
     for (uint32_t k = 0; k < t->n_slots; ++k) {
         t->q[k].problem = &t->p;
         BP_TRY(bpi_session_settle(s, &t->q[k], out[k], err));

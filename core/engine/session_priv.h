@@ -224,7 +224,7 @@ struct bp_session {
     void *comm;
     struct bpi_bound *bound; /* n_bound distinct instances, fixed capacity */
     uint32_t n_bound, cap_bound, n_moe;
-    uint64_t weight_bytes; /* of the files, of weights whose op computes on the device */
+    uint64_t weight_bytes; /* expected of weights whose op computes on the device */
     struct bpi_layer *layers;
     struct bpi_site head;
     void *embed;
@@ -403,6 +403,7 @@ struct bpi_question {
     const void *problem;
     const char *what;    /* see struct bpi_answers */
     uint64_t file_bytes; /* of the weights it is about */
+    uint64_t ready_bytes; /* what prepare() makes of it, where that is known to be more; else 0 */
     /* answers */
     struct bpi_candidate *cands; /* BPI_MAX_CANDIDATES */
     size_t n_cands, chosen;

@@ -87,7 +87,9 @@ int32_t bp_chat_format(const struct bp_model *m, const struct bp_chat_message *m
 
 struct bp_session;
 /* Chooses backends for every slot and layer, negotiates the cache, prepares weights. Errors: BP_E_CONFIG when no
- * provider serves (with all reasons), BP_E_DEVMEM or BP_E_NOMEM with bytes needed and there, BP_E_ABORTED. */
+ * provider serves (with all reasons); before anything is taken, with bytes needed and free: BP_E_LIMIT when the device
+ * has too little for the model, BP_E_NOMEM when the host has too little for cache and buffers; BP_E_DEVMEM or BP_E_NOMEM
+ * when an allocation fails all the same; BP_E_ABORTED. */
 int32_t bp_session_open(struct bp_model *m, const struct bp_config *cfg, const struct bp_callbacks *cb,
                         struct bp_session **out, struct bp_error *err);
 void bp_session_close(struct bp_session *s); /* NULL accepted */

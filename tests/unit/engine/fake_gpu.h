@@ -111,6 +111,7 @@ static int32_t gpu_is_lost(struct bp_error *err)
 static unsigned char *gpu_range;
 static size_t gpu_range_used;
 static int gpu_live;
+static uint64_t gpu_taken; /* bytes asked for so far */
 enum { GPU_RANGE = 1 << 30 };
 
 static void gpu_open_all(int rights)
@@ -132,6 +133,7 @@ static int32_t gpu_take(uint64_t n_bytes, void **out)
     gpu_range_used += b->n_bytes;
     ck_assert_uint_le(gpu_range_used, GPU_RANGE);
     ++gpu_live;
+    gpu_taken += n_bytes;
     *out = b->p;
     return BP_OK;
 }
