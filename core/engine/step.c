@@ -268,7 +268,7 @@ void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t)
     }
 }
 
-/* A router that meets NaN chooses nobody and gives NaN for weights, which then reach nothing: they are looked at in place
+/* A router that meets NaN or infinity chooses nobody and gives NaN for weights, which then reach nothing: they are looked at in place
  * of its logits where those cannot be read. */
 static void guard_weights(struct bp_session *s)
 {

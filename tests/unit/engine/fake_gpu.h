@@ -71,6 +71,7 @@ static int gpu_nan_kind = -1, gpu_nan_layer, gpu_nan_row,
            gpu_nan_width /* 0: any */; /* the output row of this call becomes NaN */
 static struct bp_session *gpu_interrupted; /* interrupted when that happens for the second time */
 static int gpu_nans;
+static bool gpu_infinite; /* infinity instead */
 /* what it sees */
 static int gpu_begins, gpu_launches, gpu_graphs, gpu_calls, gpu_syncs, gpu_plans;
 static bool gpu_lost;
@@ -245,7 +246,7 @@ static void gpu_plant_nan(const struct gpu_rec *r, const struct bp_op_base *base
     const int64_t at = gpu_nan_row * t[i].stride[0];
     if (++gpu_nans == 2 && gpu_interrupted != NULL) bp_session_interrupt(gpu_interrupted);
     if (t[i].dtype == BP_DT_F32)
-        ((float *)t[i].data)[at] = (float)__builtin_nan("");
+        ((float *)t[i].data)[at] = gpu_infinite ? __builtin_inff() : __builtin_nanf("");
     else
         ((uint16_t *)t[i].data)[at] = 0x7fff; /* NaN in both */
 }
