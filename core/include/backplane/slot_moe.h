@@ -77,7 +77,8 @@ struct bp_moe_ops {
     /* route - chooses experts. p = softmax or sigmoid of the logits; sel = p + bias; with groups only the best
      * n_group_used groups stay (score: maximum, or sum of the two best; others count as -inf); ids = top sel; weight =
      * p[id], normalised, scaled. Pre: n_group divides n_expert. Writes: ids, weights. Errors: BP_E_DEVICE. Numeric: f32
-     * or better; a logit that is NaN or infinite gives ids -1 and weights NaN in that row. Threads: one call per instance. Since: 0.1. */
+     * or better; a logit that is NaN or infinite gives ids -1 and weights NaN in that row. Threads: one call per
+     * instance. Since: 0.1. */
     int32_t (*route)(void *self, const struct bp_launch *l, const struct bp_moe_route_args *a, struct bp_error *err);
 
     /* run - y = sum_i gate_i * down_i(silu(gate_i x) * (up_i x)) + shared(x), the shared expert unscaled. Pre:
