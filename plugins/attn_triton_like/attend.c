@@ -217,9 +217,12 @@ static int32_t decode_run(void *self, const struct bp_launch *l, const struct bp
         x.idx_len_stride = a->idx_len.stride[0];
     }
     bp_area_of(&area, l->scratch, l->scratch_bytes);
-    if (take_parts(&area, b.n_part_head, x.n_latent, &x.part_out, &x.part_lse) == UINT64_MAX) {
+    /* A list for more heads has no more parts than one for the heads of this call, for which workspace() was asked. */
+    const struct attn_plan_shape own = shape_of(o, n_row, x.n_head, m->max_kv);
+    const uint64_t n_part_head = attn_plan_bounds(&own).n_part_head;
+    if (take_parts(&area, n_part_head, x.n_latent, &x.part_out, &x.part_lse) == UINT64_MAX) {
         return bp_error_number(err, BP_E_ARG, ATTN_NAME, op, "scratch is too small for ",
-                               (int64_t)b.n_part_head,
+                               (int64_t)n_part_head,
                                " partial rows; ask workspace() with the largest problem");
     }
     /* The list of this very step is still in pinned memory; a graph has to hold for any list. */

@@ -12,15 +12,11 @@
 namespace planes
 {
 
-/* Starts the copy of 16 bytes to shared memory, past the first cache: weights are read once and shall not push x out of it.
- * In the second they are the first to go: a hundredth faster on an H200. */
+/* Starts the copy of 16 bytes to shared memory, past the first cache: weights are read once and shall not push x out of it. */
 __device__ __forceinline__ void copy16(void *to, const void *from)
 {
     const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    uint64_t once;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "l"(once)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
 /* Closes a group of copies; waits until at most N groups are under way. */
 __device__ __forceinline__ void close_copies()
