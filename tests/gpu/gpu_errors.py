@@ -3,6 +3,7 @@ architecture, or loses the device in the middle of a run. SPDX-License-Identifie
 """
 import os
 import re
+import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -426,6 +426,10 @@ START_TEST(decode_stays_in_its_scratch)
     ck_assert_int_eq(decode(&most, HEADS, len), BP_OK);
     ck_assert_int_eq(fake.launched, 2);
     ck_assert_uint_le(fake.part_head * sizeof(float), most.scratch_bytes);
+    /* So is the smaller one in memory for no more than it. */
+    ck_assert_int_eq(decode(&few, 2, len), BP_OK);
+    ck_assert_int_eq(fake.launched, 4);
+    ck_assert_uint_le(fake.part_head * sizeof(float), few.scratch_bytes);
     fake.launched = 0;
     refused(decode(&most, HEADS + 1, len), BP_E_ARG, "17 heads");
     few.scratch_bytes = 64;
