@@ -10,11 +10,12 @@
 
 enum { MAX_GRAPHS = 16, MAX_ROWS = 256 };
 
+/* Compared as bytes, so it has no padding. */
 struct key {
-    uint32_t n_tok, n_items, n_logits, max_kv;
-    bool select;
+    uint32_t n_tok, n_items, n_logits, max_kv, select;
     uint32_t logit_row[MAX_ROWS];
 };
+_Static_assert(sizeof(struct key) == (5 + MAX_ROWS) * sizeof(uint32_t), "no padding");
 
 struct entry {
     struct key key;
@@ -84,14 +85,21 @@ static const struct bpi_bound *first_uncapturable(const struct bp_session *s, bo
     return bad;
 }
 
+/* ", layer 3"; nothing for what belongs to no layer. */
+static const char *place(int32_t layer, char (*at)[32])
+{
+    (*at)[0] = '\0';
+    if (layer >= 0) (void)snprintf(*at, sizeof(*at), ", layer %d", layer);
+    return *at;
+}
+
 static int32_t cannot(const struct bpi_bound *op, int32_t layer, struct bp_error *err)
 {
-    char at[32] = "";
-    if (layer >= 0) (void)snprintf(at, sizeof(at), ", layer %d", layer);
+    char at[32];
     return bpi_fail(err, BP_E_CONFIG, "engine", "engine.graph",
                     "engine.graph = on, but %s of %s%s %s; set engine.graph = auto or choose "
                     "another provider",
-                    op->vt->iface, op->provider, at,
+                    op->vt->iface, op->provider, place(layer, &at),
                     op->on_host ? "computes on the host" : "cannot be captured");
 }
 
@@ -112,12 +120,13 @@ int32_t bpi_graphs_create(struct bp_session *s, struct bp_error *err)
                         "engine.graph = on, but the device slot of %s has no graphs",
                         s->device_op->provider);
     const struct bpi_bound *bad = first_uncapturable(s, false, &layer);
+    if (bad != NULL && on) return cannot(bad, layer, err);
     if (bad != NULL) {
-        bpi_logf(&s->log, BPI_LOG_INFO, "engine",
-                 "steps are not captured as graphs: %s of %s in layer %d %s", bad->vt->iface,
-                 bad->provider, layer,
+        char at[32];
+        bpi_logf(&s->log, BPI_LOG_INFO, "engine", "steps are not captured as graphs: %s of %s%s %s",
+                 bad->vt->iface, bad->provider, place(layer, &at),
                  bad->on_host ? "computes on the host" : "cannot be captured");
-        return on ? cannot(bad, layer, err) : BP_OK;
+        return BP_OK;
     }
     s->graphs = bpi_arena_alloc(&s->arena, 1, sizeof(*s->graphs), 16);
     if (s->graphs == NULL) return bpi_fail_nomem(err, "engine", sizeof(*s->graphs));
@@ -144,7 +153,8 @@ uint32_t bpi_graph_max_kv(const struct bp_session *s, uint32_t max_kv)
 
 /* ---- keys ---- */
 
-/* Rows of decoding sequences only, the same number of each, and nobody looks. */
+/* Rows that attend one by one - decoding sequences, and prompts whose keys are selected -, the same number of each, and nobody
+ * looks. */
 static bool is_candidate(const struct bp_session *s)
 {
     const struct bpi_step *st = &s->step;
@@ -163,7 +173,7 @@ static struct key key_of(const struct bp_session *s)
 {
     const struct bpi_step *st = &s->step;
     struct key k;
-    memset(&k, 0, sizeof(k)); /* keys are compared as bytes */
+    memset(&k, 0, sizeof(k)); /* rows without logits, too */
     k.n_tok = st->n_tok;
     k.n_items = st->n_items;
     k.n_logits = st->n_logits;
