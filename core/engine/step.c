@@ -268,8 +268,8 @@ void bpi_step_guard(struct bp_session *s, const struct bp_tensor *t)
     }
 }
 
-/* A router that meets NaN or infinity chooses nobody and gives NaN for weights, which then reach nothing: they are looked at in place
- * of its logits where those cannot be read. */
+/* A router that meets NaN or infinity chooses nobody and gives NaN for weights, which then reach nothing: they are looked at
+ * in place of its logits where those cannot be read. */
 static void guard_weights(struct bp_session *s)
 {
     const uint64_t n = guard_elems(s), k = s->hp->n_expert_used;

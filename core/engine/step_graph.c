@@ -153,8 +153,8 @@ uint32_t bpi_graph_max_kv(const struct bp_session *s, uint32_t max_kv)
 
 /* ---- keys ---- */
 
-/* Rows that attend one by one - decoding sequences, and prompts whose keys are selected -, the same number of each, and nobody
- * looks. */
+/* Rows that attend one by one - decoding sequences, and prompts whose keys are selected -, the same number of each, and
+ * nobody looks. */
 static bool is_candidate(const struct bp_session *s)
 {
     const struct bpi_step *st = &s->step;

@@ -7,11 +7,6 @@
 
 enum { MAX_DIM = 1 << 20 };
 
-static const char *name_of(const struct bp_raw *raw)
-{
-    return raw->name != NULL ? raw->name : "tensor";
-}
-
 /* One tensor: rows of row_len numbers, head_rows of them a head. */
 struct part {
     const struct bp_raw *raw;
@@ -26,19 +21,19 @@ static int32_t check_part(const struct bp_raw *raw, int64_t row_len, int64_t hea
     *out = (struct part){.raw = raw, .row_len = row_len, .head_rows = head_rows};
     out->block_elems = attn_type_block(raw->type, &out->block_bytes);
     if (out->block_elems == 0) {
-        return bp_error_number(err, BP_DECLINED, ATTN_NAME, name_of(raw),
+        return bp_error_number(err, BP_DECLINED, ATTN_NAME, bp_cuda_name(raw),
                                "there is no decoder for tensor type ", raw->type, "");
     }
     for (uint32_t d = 1; d < 4 && d < raw->n_dim; ++d) {
         if (raw->ne[d] < 0 || raw->ne[d] > INT32_MAX || rows > INT32_MAX)
-            return bp_error_number(err, BP_E_ARG, ATTN_NAME, name_of(raw), "the tensor has ",
+            return bp_error_number(err, BP_E_ARG, ATTN_NAME, bp_cuda_name(raw), "the tensor has ",
                                    raw->ne[d], " rows in one dimension, which no model has");
         rows *= raw->ne[d];
     }
     if (raw->ne[0] != row_len || rows != head_rows * n_head || row_len % out->block_elems != 0 ||
         raw->n_bytes != (uint64_t)(row_len / out->block_elems * rows) * out->block_bytes) {
         struct bp_text t;
-        (void)bp_error_begin(err, &t, BP_E_ARG, ATTN_NAME, name_of(raw));
+        (void)bp_error_begin(err, &t, BP_E_ARG, ATTN_NAME, bp_cuda_name(raw));
         bp_text_add(&t, "the tensor is ");
         bp_text_i64(&t, raw->ne[0]);
         bp_text_add(&t, " x ");
@@ -68,9 +63,10 @@ static int32_t decode_part(struct attn_common *c, const struct attn_weights *own
     const int64_t head_out = (own->nope_dim + own->v_dim) * own->kv_rank;
     void *raw = NULL;
     if (n_bytes == 0) return BP_OK;
-    BP_TRY(bp_cuda_alloc(&raw, n_bytes, err, ATTN_NAME, name_of(p->raw),
+    BP_TRY(bp_cuda_alloc(&raw, n_bytes, err, ATTN_NAME, bp_cuda_name(p->raw),
                          "the up-projection as the file has it"));
-    int32_t rc = bp_cuda_upload(&c->staging, raw, src, n_bytes, err, ATTN_NAME, name_of(p->raw));
+    int32_t rc =
+        bp_cuda_upload(&c->staging, raw, src, n_bytes, err, ATTN_NAME, bp_cuda_name(p->raw));
     if (rc == BP_OK) {
         const struct attn_decode_weights x = {.src = raw,
                                               .dst = (unsigned char *)own->rows +
@@ -84,11 +80,13 @@ static int32_t decode_part(struct attn_common *c, const struct attn_weights *own
                                               .dst_dtype = own->dtype,
                                               .transposed = (uint32_t)transposed,
                                               .scale = p->raw->scale};
-        rc = attn_launched(attn_start_decode_weights(&x, c->staging.stream), name_of(p->raw), err);
+        rc = attn_launched(attn_start_decode_weights(&x, c->staging.stream), bp_cuda_name(p->raw),
+                           err);
     }
     const int32_t done =
-        bp_cuda_upload_done(&c->staging, rc == BP_OK ? err : NULL, ATTN_NAME, name_of(p->raw));
-    (void)cudaFree(raw);
+        bp_cuda_upload_done(&c->staging, rc == BP_OK ? err : NULL, ATTN_NAME, bp_cuda_name(p->raw));
+    (void)cudaFree(raw); /* prepare() has chosen the device */
+    (void)cudaGetLastError();
     return rc != BP_OK ? rc : done;
 }
 
@@ -167,9 +165,7 @@ void attn_release(void *self, void *weights)
     const struct attn_op *o = self;
     struct attn_weights *own = weights;
     if (own == NULL) return;
-    (void)cudaSetDevice(o->dev->ordinal);
-    if (own->rows != NULL) (void)cudaFree(own->rows);
-    (void)cudaGetLastError();
+    bp_cuda_free(o->dev, own->rows);
     bp_mem_free(o->plugin->host, own);
 }
 

@@ -55,37 +55,32 @@ static int32_t dense_workspace(void *self, const void *problem_max, struct bp_wo
 
 /* ---- embedding table --------------------------------------------------------------------------- */
 
-static const char *name_of(const struct bp_raw *raw)
-{
-    return raw->name != NULL ? raw->name : "table";
-}
-
 /* Rows, columns and bytes of the part that is asked for, checked once; kernels do not look again. */
 static int32_t measure(const struct bp_raw *raw, struct dc_table *t, uint64_t *first_byte,
                        uint64_t *pitch, struct bp_error *err)
 {
     const int64_t elems = bp_block_elems(raw->type), bytes = bp_block_size(raw->type);
     if (elems == 0)
-        return bp_error_number(err, BP_DECLINED, DC_NAME, name_of(raw), "type ", raw->type,
+        return bp_error_number(err, BP_DECLINED, DC_NAME, bp_cuda_name(raw), "type ", raw->type,
                                " has no decoder here");
     for (int i = 0; i < 4; ++i) {
         if (raw->begin[i] < 0 || raw->begin[i] > raw->end[i] || raw->end[i] > raw->ne[i] ||
             (i > 1 && raw->ne[i] != 1))
-            return bp_error_number(err, BP_E_ARG, DC_NAME, name_of(raw),
+            return bp_error_number(err, BP_E_ARG, DC_NAME, bp_cuda_name(raw),
                                    "the part of an embedding table is no part of it in dimension ",
                                    i, "");
     }
     if (raw->data == NULL || raw->ne[0] % elems != 0)
-        return bp_error_number(err, BP_E_ARG, DC_NAME, name_of(raw),
+        return bp_error_number(err, BP_E_ARG, DC_NAME, bp_cuda_name(raw),
                                "an embedding table has data, and rows of whole blocks of ", elems,
                                " elements");
     if (raw->ne[0] / elems > INT32_MAX)
-        return bp_error_number(err, BP_E_ARG, DC_NAME, name_of(raw),
+        return bp_error_number(err, BP_E_ARG, DC_NAME, bp_cuda_name(raw),
                                "rows of an embedding table have up to 2^31 - 1 blocks, not ",
                                raw->ne[0] / elems, "");
     *pitch = (uint64_t)(raw->ne[0] / elems * bytes);
     if (*pitch != 0 && (uint64_t)raw->ne[1] > raw->n_bytes / *pitch)
-        return bp_error_number(err, BP_E_ARG, DC_NAME, name_of(raw),
+        return bp_error_number(err, BP_E_ARG, DC_NAME, bp_cuda_name(raw),
                                "the table is shorter than its ", raw->ne[1], " rows");
     const int64_t first = raw->begin[0] / elems, last = (raw->end[0] + elems - 1) / elems;
     t->type = raw->type;
@@ -104,17 +99,17 @@ static int32_t upload(struct dc_dense *d, struct dc_table *t, const struct bp_ra
     const uint64_t n_bytes = (uint64_t)t->n_rows * (uint64_t)t->row_bytes;
     const unsigned char *src = (const unsigned char *)raw->data + first_byte;
     void *data = NULL;
-    BP_TRY(bp_cuda_use(d->dev, err, DC_NAME, name_of(raw)));
-    BP_TRY(bp_cuda_alloc(&data, n_bytes, err, DC_NAME, name_of(raw), "the embedding table"));
+    BP_TRY(bp_cuda_use(d->dev, err, DC_NAME, bp_cuda_name(raw)));
+    BP_TRY(bp_cuda_alloc(&data, n_bytes, err, DC_NAME, bp_cuda_name(raw), "the embedding table"));
     t->data = data;
     if (n_bytes == 0) return BP_OK;
     int32_t rc;
     if (pitch == (uint64_t)t->row_bytes)
-        rc = bp_cuda_upload(&d->staging, data, src, n_bytes, err, DC_NAME, name_of(raw));
+        rc = bp_cuda_upload(&d->staging, data, src, n_bytes, err, DC_NAME, bp_cuda_name(raw));
     else
         rc = bp_cuda_upload_rows(&d->staging, data, src, (uint64_t)t->row_bytes, pitch,
-                                 (uint64_t)t->n_rows, err, DC_NAME, name_of(raw));
-    if (rc == BP_OK) rc = bp_cuda_upload_done(&d->staging, err, DC_NAME, name_of(raw));
+                                 (uint64_t)t->n_rows, err, DC_NAME, bp_cuda_name(raw));
+    if (rc == BP_OK) rc = bp_cuda_upload_done(&d->staging, err, DC_NAME, bp_cuda_name(raw));
     if (rc != BP_OK) bp_cuda_free(d->dev, data);
     return rc;
 }
@@ -129,7 +124,7 @@ static int32_t dense_prepare(void *self, const struct bp_raw *raw, void **out,
     BP_TRY(measure(raw, &made, &first_byte, &pitch, err));
     struct dc_table *t = bp_mem_alloc(d->plugin->host, 1, sizeof *t);
     if (t == NULL)
-        return bp_error_set(err, BP_E_NOMEM, DC_NAME, name_of(raw),
+        return bp_error_set(err, BP_E_NOMEM, DC_NAME, bp_cuda_name(raw),
                             "no memory for the table's handle");
     const int32_t rc = upload(d, &made, raw, first_byte, pitch, err);
     if (rc != BP_OK) {

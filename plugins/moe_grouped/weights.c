@@ -8,15 +8,10 @@
 
 enum { STAGE_BYTES = 32 << 20 };
 
-static const char *raw_name(const struct bp_raw *raw)
-{
-    return raw->name != NULL ? raw->name : "experts";
-}
-
 static int32_t bad_shape(const struct bp_raw *raw, const char *text, int64_t n,
                          struct bp_error *err)
 {
-    return bp_error_number(err, BP_E_ARG, MOE_NAME, raw_name(raw), text, n,
+    return bp_error_number(err, BP_E_ARG, MOE_NAME, bp_cuda_name(raw), text, n,
                            "; read the file again or convert it anew");
 }
 
@@ -27,7 +22,7 @@ static int32_t check_raw(const struct bp_raw *raw, struct bp_error *err)
     uint64_t n = 1;
     moe_block(raw->type, &elems, &block_bytes);
     if (elems == 0)
-        return bp_error_number(err, BP_DECLINED, MOE_NAME, raw_name(raw),
+        return bp_error_number(err, BP_DECLINED, MOE_NAME, bp_cuda_name(raw),
                                "no decoder for tensor type ", raw->type, "");
     for (int d = 0; d < 4; ++d) {
         if (raw->ne[d] < 0 || raw->begin[d] < 0 || raw->begin[d] > raw->end[d] ||
@@ -66,7 +61,7 @@ static int32_t stage_begin(struct moe_op *op, int64_t row_bytes, struct bp_error
     const uint64_t want = row_bytes > STAGE_BYTES ? (uint64_t)row_bytes : STAGE_BYTES;
     BP_TRY(bp_cuda_staging_begin(&op->staging, err, MOE_NAME, "prepare"));
     if (op->stage_bytes >= want) return BP_OK;
-    if (op->stage != NULL) (void)cudaFree(op->stage); /* waits for the kernels that read it */
+    bp_cuda_free(op->dev, op->stage); /* waits for the kernels that read it */
     op->stage_bytes = 0;
     BP_TRY(bp_cuda_alloc(&op->stage, want, err, MOE_NAME, "prepare", "the upload of experts"));
     op->stage_bytes = want;
@@ -120,18 +115,18 @@ static int32_t mat_open(struct moe_op *op, struct moe_layer *y, int slot, const 
     *left = (int32_t)(raw->begin[0] - first * elems);
     if (n * rows * n_block == 0) return BP_OK;
     const uint64_t n_bytes = (uint64_t)(n * m->expert_bytes);
-    BP_TRY(bp_cuda_alloc(&y->memory[slot], n_bytes, err, MOE_NAME, raw_name(raw),
+    BP_TRY(bp_cuda_alloc(&y->memory[slot], n_bytes, err, MOE_NAME, bp_cuda_name(raw),
                          "a tensor of experts"));
     y->n_bytes += n_bytes;
     m->data = y->memory[slot];
     const uint8_t *src =
         (const uint8_t *)raw->data + (raw->begin[2] * raw->ne[1] + raw->begin[1]) * how.src_row;
     if (rows == raw->ne[1])
-        return send_rows(op, &how, src, y->memory[slot], n * rows, raw_name(raw), err);
+        return send_rows(op, &how, src, y->memory[slot], n * rows, bp_cuda_name(raw), err);
     for (int64_t e = 0; e < n; ++e) {
         uint8_t *dst = (uint8_t *)y->memory[slot] + e * m->expert_bytes;
-        BP_TRY(
-            send_rows(op, &how, src + e * raw->ne[1] * how.src_row, dst, rows, raw_name(raw), err));
+        BP_TRY(send_rows(op, &how, src + e * raw->ne[1] * how.src_row, dst, rows, bp_cuda_name(raw),
+                         err));
     }
     return BP_OK;
 }
@@ -171,7 +166,7 @@ static int32_t experts_open(struct moe_op *op, struct moe_layer *y, int slot,
     if (gate->data == NULL && up->data == NULL && down->data == NULL) return BP_OK;
     if (gate->data == NULL || up->data == NULL || down->data == NULL)
         return bp_error_set(
-            err, BP_E_ARG, MOE_NAME, raw_name(down),
+            err, BP_E_ARG, MOE_NAME, bp_cuda_name(down),
             "an expert needs gate, up and down, and one is missing; convert the file anew");
     bool fit = true;
     for (int d = 0; d < 3; ++d) fit = fit && part(gate, d) == part(up, d);
@@ -190,7 +185,7 @@ static int32_t experts_open(struct moe_op *op, struct moe_layer *y, int slot,
     e->width = e->down.cols;
     if (left[0] != 0 || left[1] != 0 || e->gate.cols != e->up.cols) {
         const int64_t at = gate->begin[0];
-        return bp_error_number(err, BP_DECLINED, MOE_NAME, raw_name(gate),
+        return bp_error_number(err, BP_DECLINED, MOE_NAME, bp_cuda_name(gate),
                                "gate and up must begin at a whole block of columns, and begin at ",
                                at, "");
     }
@@ -209,12 +204,12 @@ static int32_t layer_open(struct moe_op *op, const struct bp_moe_weights *w, str
     const bool both = y->routed.n_embd != 0 && y->shared.n_embd != 0;
     if (y->routed.n_embd + y->shared.n_embd == 0 ||
         (both && y->routed.n_embd != y->shared.n_embd) || y->shared.n > 1) {
-        return bp_error_number(err, BP_E_ARG, MOE_NAME, raw_name(&w->shared_down),
+        return bp_error_number(err, BP_E_ARG, MOE_NAME, bp_cuda_name(&w->shared_down),
                                "a mixture needs experts and a shared expert of the same width, or "
                                "one of both; routed have ",
                                y->routed.n_embd, " columns");
     }
-    return bp_cuda_upload_done(&op->staging, err, MOE_NAME, raw_name(&w->down));
+    return bp_cuda_upload_done(&op->staging, err, MOE_NAME, bp_cuda_name(&w->down));
 }
 
 int32_t moe_prepare(void *self, const struct bp_moe_weights *w, void **out,
@@ -244,9 +239,7 @@ void moe_release(void *self, void *weights)
     if (y == NULL) return;
     (void)cudaSetDevice(op->dev->ordinal);
     if (op->staging.stream != NULL) (void)cudaStreamSynchronize(op->staging.stream);
-    for (uint32_t i = 0; i < BP_LEN(y->memory); ++i)
-        if (y->memory[i] != NULL) (void)cudaFree(y->memory[i]);
-    (void)cudaGetLastError();
+    for (uint32_t i = 0; i < BP_LEN(y->memory); ++i) bp_cuda_free(op->dev, y->memory[i]);
     bp_mem_free(op->plugin->host, y);
 }
 
@@ -255,8 +248,7 @@ void moe_op_end(struct moe_op *op)
     if (op->stage == NULL && op->staging.ready == 0) return;
     (void)cudaSetDevice(op->dev->ordinal);
     bp_cuda_staging_end(&op->staging);
-    if (op->stage != NULL) (void)cudaFree(op->stage);
-    (void)cudaGetLastError();
+    bp_cuda_free(op->dev, op->stage);
     op->stage = NULL;
     op->stage_bytes = 0;
 }

@@ -5,11 +5,6 @@
 
 enum { SLAB_BYTES = 32 << 20 };
 
-static const char *name_of(const struct bp_raw *raw)
-{
-    return raw->name != NULL ? raw->name : "tensor";
-}
-
 /* Memory for at least one strip as the file has it, and cuBLAS, both on first use. */
 static int32_t make_ready(struct quant_op *o, uint64_t strip_bytes, const char *where,
                           struct bp_error *err)
@@ -31,7 +26,7 @@ static int32_t make_ready(struct quant_op *o, uint64_t strip_bytes, const char *
 static int32_t fill(struct quant_op *o, const struct bp_raw *raw, const struct plan_weight *p,
                     int64_t block_bytes, struct qg_weight *w, struct bp_error *err)
 {
-    const char *where = name_of(raw);
+    const char *where = bp_cuda_name(raw);
     const unsigned char *src = (const unsigned char *)raw->data +
                                (uint64_t)raw->begin[1] * (uint64_t)p->file_pitch +
                                (uint64_t)(p->first_block * block_bytes);
@@ -57,7 +52,7 @@ static int32_t fill(struct quant_op *o, const struct bp_raw *raw, const struct p
 static int32_t upload(struct quant_op *o, const struct bp_raw *raw, const struct plan_weight *p,
                       int64_t block_bytes, struct qg_weight *w, struct bp_error *err)
 {
-    const char *where = name_of(raw);
+    const char *where = bp_cuda_name(raw);
     void *memory = NULL;
     BP_TRY(bp_cuda_use(o->dev, err, QG_NAME, where));
     BP_TRY(make_ready(o, (uint64_t)p->row_bytes * PLAN_STRIP, where, err));
@@ -86,19 +81,19 @@ int32_t quant_prepare(void *self, const struct bp_raw *raw, void **out, struct b
     *out = NULL;
     if (elems == 0)
         return bp_error_number(
-            err, BP_DECLINED, QG_NAME, name_of(raw), "type ", raw->type,
+            err, BP_DECLINED, QG_NAME, bp_cuda_name(raw), "type ", raw->type,
             " cannot be decoded by this plugin; its formats are in docs/plugins/quant_gguf.md");
     const char *wrong =
         plan_weight(raw, elems, block_bytes, step_cols, qg_step_bytes(raw->type), &p);
     if (wrong != NULL) {
-        const int32_t rc = bp_error_begin(err, &t, BP_E_ARG, QG_NAME, name_of(raw));
+        const int32_t rc = bp_error_begin(err, &t, BP_E_ARG, QG_NAME, bp_cuda_name(raw));
         bp_text_add(&t, "the tensor ");
         bp_text_add(&t, wrong);
         return rc;
     }
     struct qg_weight *w = (struct qg_weight *)bp_mem_alloc(host, 1, sizeof *w);
     if (w == NULL)
-        return bp_error_set(err, BP_E_NOMEM, QG_NAME, name_of(raw),
+        return bp_error_set(err, BP_E_NOMEM, QG_NAME, bp_cuda_name(raw),
                             "no memory for a weight's handle");
     *w = (struct qg_weight){.type = raw->type,
                             .layout = step_cols == 0                 ? QG_BLOCKS

@@ -335,7 +335,7 @@ START_TEST(bad_tables_are_refused)
         ck_assert_int_eq(ops->prepare(op.self, &raw, &table, NULL, &err),
                          i == 0 ? BP_DECLINED : BP_E_ARG);
         ck_assert_ptr_null(table);
-        ck_assert_str_eq(err.where, "table");
+        ck_assert_str_eq(err.where, "tensor");
     }
     ops->release(op.self, NULL);
     desc->op_destroy(plugin, &op);

@@ -12,7 +12,8 @@
 namespace planes
 {
 
-/* Starts the copy of 16 bytes to shared memory, past the first cache: weights are read once and shall not push x out of it. */
+/* Starts the copy of 16 bytes to shared memory, past the first cache: weights are read once and shall not push x out
+ * of it. */
 __device__ __forceinline__ void copy16(void *to, const void *from)
 {
     const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));

@@ -1,5 +1,6 @@
-/* plugin.c - a wrapper that loses the device: behind call number `after` of quant.matmul it starts a kernel that traps. Built
- * a second time, as backplane-foreign.so, for an architecture that the device is not, the kernel cannot even be started.
+/* plugin.c - a wrapper that loses the device: behind call number `after` of quant.matmul it starts a kernel that traps.
+ * Built a second time, as backplane-foreign.so, for an architecture that the device is not, the kernel cannot even be
+ * started.
  * For tests/gpu/run, part errors. Threads: calls of one op never overlap. SPDX-License-Identifier: MIT */
 #include <backplane/cuda/host.h>
 #include <backplane/sdk.h>

@@ -106,8 +106,7 @@ static bool check_token(struct bp_case_suite *s, struct route_call *c, int64_t t
             if (id == -1 && isnan(got)) continue;
             return bp_case_fail(s, "6.3",
                                 "token %lld has a logit that is not finite: got expert %d with "
-                                "weight %.9g, want -1 "
-                                "and NaN",
+                                "weight %.9g, want -1 and NaN",
                                 (long long)t, id, got);
         }
         double want = e->p[id] * c->r.scale / (c->r.normalize != 0 ? sum + 1e-20 : 1.0);

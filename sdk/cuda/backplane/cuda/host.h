@@ -111,6 +111,12 @@ static inline int32_t bp_cuda_oom(struct bp_error *err, const char *domain, cons
     return code;
 }
 
+/* bp_cuda_name - what errors about a tensor call it: its name in the file, which may be missing. */
+static inline const char *bp_cuda_name(const struct bp_raw *raw)
+{
+    return raw->name != NULL ? raw->name : "tensor";
+}
+
 /* ---- device and memory ---------------------------------------------------------------------------------------- */
 
 /* bp_cuda_use - makes dev's primary context current on this thread; nothing happens when it is already. First in every
