@@ -1,181 +1,22 @@
-/* test_cuda_host.c - cuda/host.h and cuda/blas.h against a run time and a cuBLAS of this file's own, every call of which can
- * be made to fail: an error is told once, in a sentence, and forgotten by the run time; nothing is leaked; memory is freed on
+/* test_cuda_host.c - cuda/host.h and cuda/blas.h against a run time and a cuBLAS of the test's own, every call of which
+ * can be made to fail: an error is told once, in a sentence, and forgotten by the run time; nothing is leaked; memory is freed on
  * the device that it is on; cuBLAS may not round parts of a sum.
  * Not here: what CUDA itself does (tests/gpu). SPDX-License-Identifier: MIT */
-#include "backplane/cuda/blas.h"
-
-#include <check.h>
-#include <stdlib.h>
+#include "fake_cuda.h"
 
 static const struct bp_device second = {
     .h = BP_HDR(struct bp_device, name), .kind = BP_DEV_CUDA, .ordinal = 1};
 
-/* ---- the run time ---- */
-
-static struct {
-    cudaError_t last;    /* what cudaGetLastError answers */
-    cudaError_t failure; /* of call number `fails` */
-    int calls, fails;    /* from 1 on; 0: none fails */
-    int device, freed_on;
-    int held; /* memory, streams, events, handles */
-    int math_mode, products;
-} fake;
+static int products; /* that cuBLAS was asked for */
 
 static void reset(cudaError_t failure, int fails)
 {
-    memset(&fake, 0, sizeof fake);
-    fake.failure = failure;
-    fake.fails = fails;
-}
-
-static cudaError_t call(void)
-{
-    if (++fake.calls != fake.fails) return cudaSuccess;
-    fake.last = fake.failure;
-    return fake.failure;
-}
-static cudaError_t make(void **out)
-{
-    const cudaError_t e = call();
-    if (e != cudaSuccess) return e;
-    *out = malloc(1);
-    ck_assert_ptr_nonnull(*out);
-    fake.held++;
-    return e;
-}
-/* Ends never fail: nobody could do anything about it. */
-static cudaError_t end(void *p)
-{
-    ck_assert_ptr_nonnull(p);
-    free(p);
-    fake.held--;
-    fake.freed_on = fake.device;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGetLastError(void)
-{
-    const cudaError_t e = fake.last;
-    fake.last = cudaSuccess;
-    return e;
-}
-const char *cudaGetErrorString(cudaError_t e)
-{
-    return e == cudaErrorMemoryAllocation ? "out of memory" : "another failure";
-}
-const char *cudaGetErrorName(cudaError_t e)
-{
-    (void)e;
-    return "cudaErrorOfTheTest";
-}
-cudaError_t cudaSetDevice(int device)
-{
-    const cudaError_t e = call();
-    if (e == cudaSuccess) fake.device = device;
-    return e;
-}
-cudaError_t cudaMalloc(void **out, size_t n_bytes)
-{
-    (void)n_bytes;
-    return make(out);
-}
-cudaError_t cudaFree(void *p)
-{
-    return end(p);
-}
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
-{
-    *free_bytes = 5;
-    *total_bytes = 7;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
-{
-    void *p = NULL;
-    (void)flags;
-    const cudaError_t e = make(&p);
-    *out = p;
-    return e;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t s)
-{
-    return end(s);
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t s)
-{
-    (void)s;
-    return call();
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
-{
-    void *p = NULL;
-    (void)flags;
-    const cudaError_t e = make(&p);
-    *out = p;
-    return e;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    return end(event);
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    (void)event;
-    return call();
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t s)
-{
-    (void)event, (void)s;
-    return call();
-}
-cudaError_t cudaHostAlloc(void **out, size_t n_bytes, unsigned flags)
-{
-    (void)flags;
-    const cudaError_t e = call();
-    if (e != cudaSuccess) return e;
-    *out = malloc(n_bytes);
-    ck_assert_ptr_nonnull(*out);
-    fake.held++;
-    return e;
-}
-cudaError_t cudaFreeHost(void *p)
-{
-    return end(p);
-}
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n_bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t s)
-{
-    (void)kind, (void)s;
-    const cudaError_t e = call();
-    if (e == cudaSuccess) memcpy(dst, src, n_bytes);
-    return e;
+    cuda_reset(failure, fails, -1);
+    cuda.real = 1;
+    products = 0;
 }
 
 /* ---- cuBLAS ---- */
-
-cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
-{
-    void *p = NULL;
-    const cudaError_t e = make(&p);
-    *out = p;
-    return e == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
-}
-cublasStatus_t cublasDestroy_v2(cublasHandle_t h)
-{
-    (void)end(h);
-    return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasSetMathMode(cublasHandle_t h, cublasMath_t mode)
-{
-    (void)h;
-    fake.math_mode = (int)mode;
-    return call() == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-const char *cublasGetStatusString(cublasStatus_t s)
-{
-    (void)s;
-    return "a status of the test";
-}
 
 /* Column by column, as cuBLAS counts; and it refuses what cuBLAS does: rows that are longer than their stride. */
 cublasStatus_t cublasGemmEx_64(cublasHandle_t h, cublasOperation_t turn_a, cublasOperation_t turn_b,
@@ -191,7 +32,7 @@ cublasStatus_t cublasGemmEx_64(cublasHandle_t h, cublasOperation_t turn_a, cubla
     ck_assert(turn_a == CUBLAS_OP_T && turn_b == CUBLAS_OP_N);
     ck_assert(a_type == CUDA_R_32F && b_type == CUDA_R_32F && c_type == CUDA_R_32F);
     ck_assert_int_eq(compute, CUBLAS_COMPUTE_32F);
-    fake.products++;
+    products++;
     if (a_ld < k || b_ld < k || c_ld < m) return CUBLAS_STATUS_INVALID_VALUE;
     for (int64_t j = 0; j < n; ++j) {
         for (int64_t i = 0; i < m; ++i) {
@@ -227,7 +68,7 @@ static void one_sentence(const struct bp_error *err, int32_t rc)
     ck_assert_int_eq(err->code, rc);
     ck_assert_str_eq(err->domain, "test");
     ck_assert_uint_gt(strlen(err->msg), 20);
-    ck_assert_int_eq(fake.last, cudaSuccess);
+    ck_assert_int_eq(cuda.last, cudaSuccess);
 }
 
 START_TEST(an_error_that_was_told_is_forgotten)
@@ -246,7 +87,7 @@ START_TEST(an_error_that_was_told_is_forgotten)
         ck_assert_ptr_null(p);
         reset(failures[i], 1);
         ck_assert_int_ne(bp_cuda_use(&second, NULL, "test", "here"), BP_OK);
-        ck_assert_int_eq(fake.last, cudaSuccess);
+        ck_assert_int_eq(cuda.last, cudaSuccess);
     }
 }
 END_TEST
@@ -256,11 +97,12 @@ START_TEST(memory_is_freed_on_its_device)
     void *p = NULL;
     reset(cudaSuccess, 0);
     ck_assert_int_eq(bp_cuda_alloc(&p, 64, NULL, "test", "here", "the weight"), BP_OK);
+    cuda.owner = 1;
     bp_cuda_free(&second, NULL);
-    ck_assert_int_eq(fake.device, 0);
+    ck_assert_int_eq(cuda.device, 0);
     bp_cuda_free(&second, p);
-    ck_assert_int_eq(fake.freed_on, 1);
-    ck_assert_int_eq(fake.held, 0);
+    ck_assert_int_eq(cuda.device, 1);
+    ck_assert_int_eq(cuda.held, 0);
 }
 END_TEST
 
@@ -280,14 +122,14 @@ START_TEST(an_upload_arrives_or_leaves_nothing)
         reset(cudaErrorInvalidValue, ++n);
         int32_t rc = bp_cuda_upload_rows(&s, dst, src, ROW, PITCH, ROWS, &err, "test", "here");
         if (rc == BP_OK) rc = bp_cuda_upload_done(&s, &err, "test", "here");
-        failed = fake.calls >= n;
+        failed = cuda.calls >= n;
         if (failed) one_sentence(&err, rc);
         if (!failed) ck_assert_int_eq(rc, BP_OK);
         for (int64_t i = 0; i < ROWS && !failed; ++i)
             ck_assert_int_eq(memcmp(dst + i * ROW, src + i * PITCH, ROW), 0);
         bp_cuda_staging_end(&s);
-        ck_assert_int_eq(fake.held, 0);
-        ck_assert_int_eq(fake.last, cudaSuccess);
+        ck_assert_int_eq(cuda.held, 0);
+        ck_assert_int_eq(cuda.last, cudaSuccess);
     } while (failed);
     ck_assert_int_gt(n, 10);
     free(src);
@@ -301,14 +143,14 @@ START_TEST(cublas_keeps_f32_sums)
     struct bp_error err = BP_ERROR_INIT;
     reset(cudaSuccess, 0);
     ck_assert_int_eq(bp_cuda_blas_create(&h, &err, "test", "here"), BP_OK);
-    ck_assert_int_ne(fake.math_mode & CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, 0);
-    ck_assert_int_eq(fake.math_mode & 15, CUBLAS_DEFAULT_MATH); /* and no TF32 */
+    ck_assert_int_ne(cuda.math_mode & CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, 0);
+    ck_assert_int_eq(cuda.math_mode & 15, CUBLAS_DEFAULT_MATH); /* and no TF32 */
     (void)cublasDestroy(h);
     for (int n = 1; n <= 2; ++n) {
         reset(cudaErrorMemoryAllocation, n);
         one_sentence(&err, bp_cuda_blas_create(&h, &err, "test", "here"));
         ck_assert_ptr_null(h);
-        ck_assert_int_eq(fake.held, 0);
+        ck_assert_int_eq(cuda.held, 0);
     }
 }
 END_TEST
@@ -334,7 +176,7 @@ START_TEST(products_are_row_by_row)
         reset(cudaSuccess, 0);
         ck_assert_int_eq(bp_cuda_blas_abt(NULL, &x, &w, &y, m, n, k, n_batch, 2.0f, 0.5f),
                          CUBLAS_STATUS_SUCCESS);
-        ck_assert_int_eq(fake.products, m * n == 0 ? 0 : n_batch);
+        ck_assert_int_eq(products, m * n == 0 ? 0 : n_batch);
         int64_t changed = 0;
         for (int i = 0; i < MOST; ++i) {
             const int64_t at = i % 140, r = m == 1 ? 0 : at / (n + 3),

@@ -1,17 +1,13 @@
-/* test_attn_host.c - the host code of attn_triton_like against launches, a run time and a cuBLAS of this file's own: what is
+/* test_attn_host.c - the host code of attn_triton_like against launches, a run time and a cuBLAS of the test's own: what is
  * refused before anything is launched, that every call chooses its device, and that prepare() leaves nothing when it fails.
  * Not here: kernels (the kit, tests/gpu/attn), the work list (test_attn_plan.c). SPDX-License-Identifier: MIT */
-#include <check.h>
-#include <stdlib.h>
-
 #include "common.h"
+#include "fake_cuda.h"
 
 enum { HEADS = 16, ROWS = 4, LATENT = 32, ROPE = 8, NOPE = 16, VALUE = 16, BLOCK = 8, ORDINAL = 3 };
 
 static struct {
-    cudaError_t last;
-    int calls, fails; /* call number `fails` fails, from 1 on */
-    int device, held, launched;
+    int launched;
     uint64_t part_head; /* of decode: rows of parts times heads that were launched with */
     int64_t n_position; /* of the last write */
     uint32_t dst_dtype; /* of the last decoding */
@@ -20,164 +16,20 @@ static struct {
 static void reset(int fails)
 {
     memset(&fake, 0, sizeof fake);
-    fake.fails = fails;
-}
-
-/* ---- the run time ---- */
-
-static cudaError_t call(void)
-{
-    if (++fake.calls != fake.fails) return cudaSuccess;
-    return fake.last = cudaErrorInvalidValue;
-}
-static cudaError_t make(void **out)
-{
-    const cudaError_t e = call();
-    if (e != cudaSuccess) return e;
-    *out = malloc(1);
-    ck_assert_ptr_nonnull(*out);
-    fake.held++;
-    return e;
-}
-static cudaError_t end(void *p)
-{
-    ck_assert_int_eq(fake.device, ORDINAL);
-    free(p);
-    fake.held--;
-    return cudaSuccess;
-}
-cudaError_t cudaGetLastError(void)
-{
-    const cudaError_t e = fake.last;
-    fake.last = cudaSuccess;
-    return e;
-}
-const char *cudaGetErrorString(cudaError_t e)
-{
-    return e == cudaSuccess ? "no error" : "a failure";
-}
-const char *cudaGetErrorName(cudaError_t e)
-{
-    return e == cudaSuccess ? "cudaSuccess" : "cudaErrorOfTheTest";
-}
-cudaError_t cudaSetDevice(int device)
-{
-    const cudaError_t e = call();
-    if (e == cudaSuccess) fake.device = device;
-    return e;
-}
-cudaError_t cudaMalloc(void **out, size_t n_bytes)
-{
-    (void)n_bytes;
-    return make(out);
-}
-cudaError_t cudaFree(void *p)
-{
-    return end(p);
-}
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
-{
-    *free_bytes = *total_bytes = 1;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
-{
-    void *p = NULL;
-    (void)flags;
-    const cudaError_t e = make(&p);
-    *out = p;
-    return e;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t s)
-{
-    return end(s);
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t s)
-{
-    (void)s;
-    return call();
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
-{
-    void *p = NULL;
-    (void)flags;
-    const cudaError_t e = make(&p);
-    *out = p;
-    return e;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    return end(event);
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    (void)event;
-    return call();
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t s)
-{
-    (void)event, (void)s;
-    return call();
-}
-cudaError_t cudaHostAlloc(void **out, size_t n_bytes, unsigned flags)
-{
-    (void)flags;
-    const cudaError_t e = call();
-    if (e != cudaSuccess) return e;
-    *out = malloc(n_bytes);
-    ck_assert_ptr_nonnull(*out);
-    fake.held++;
-    return e;
-}
-cudaError_t cudaFreeHost(void *p)
-{
-    return end(p);
-}
-/* What is copied to the plan is kept; the rest goes to memory that is no memory here. */
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n_bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t s)
-{
-    (void)dst, (void)src, (void)n_bytes, (void)kind, (void)s;
-    ck_assert_int_eq(fake.device, ORDINAL);
-    return call();
+    cuda_reset(cudaErrorInvalidValue, fails, ORDINAL);
 }
 
 /* ---- cuBLAS ---- */
 
-cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
-{
-    void *p = NULL;
-    const cudaError_t e = make(&p);
-    *out = p;
-    return e == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
-}
-cublasStatus_t cublasDestroy_v2(cublasHandle_t h)
-{
-    (void)end(h);
-    return CUBLAS_STATUS_SUCCESS;
-}
-static cublasStatus_t blas(void)
-{
-    return call() == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-cublasStatus_t cublasSetMathMode(cublasHandle_t h, cublasMath_t mode)
-{
-    (void)h, (void)mode;
-    return blas();
-}
 cublasStatus_t cublasSetStream_v2(cublasHandle_t h, cudaStream_t s)
 {
     (void)h, (void)s;
-    return blas();
+    return cuda_blas(CUBLAS_STATUS_NOT_SUPPORTED);
 }
 cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t h, void *p, size_t n_bytes)
 {
     (void)h, (void)p, (void)n_bytes;
-    return blas();
-}
-const char *cublasGetStatusString(cublasStatus_t s)
-{
-    return s == CUBLAS_STATUS_SUCCESS ? "no error" : "a failure";
+    return cuda_blas(CUBLAS_STATUS_NOT_SUPPORTED);
 }
 cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t turn_a,
                                           cublasOperation_t turn_b, int m, int n, int k,
@@ -192,18 +44,18 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t tu
     (void)a_type, (void)a_ld, (void)a_step, (void)b, (void)b_type, (void)b_ld, (void)b_step;
     (void)beta, (void)c, (void)c_type, (void)c_ld, (void)c_step, (void)n_batch, (void)algo;
     ck_assert_int_eq(compute, CUBLAS_COMPUTE_32F);
-    ck_assert_int_eq(fake.device, ORDINAL);
+    cuda_place();
     fake.launched++;
-    return blas();
+    return cuda_blas(CUBLAS_STATUS_NOT_SUPPORTED);
 }
 
 /* ---- launches ---- */
 
 static int32_t launch(void)
 {
-    ck_assert_int_eq(fake.device, ORDINAL);
+    cuda_place();
     fake.launched++;
-    return (int32_t)call();
+    return (int32_t)cuda_call();
 }
 #define LAUNCH(name)                                                                               \
     int32_t attn_start_##name(const struct attn_##name *a, void *stream)                           \
@@ -405,7 +257,7 @@ static int32_t decode(const struct bp_workspace *sized, int64_t n_head, const in
     l.scratch = must_alloc(sized->scratch_bytes);
     l.scratch_bytes = sized->scratch_bytes;
     int32_t rc = attn_decode_ops.plan(&op, &l, &m, &err);
-    fake.device = 0; /* another rank of the thread came between */
+    cuda.device = 0; /* another rank of the thread came between */
     if (rc == BP_OK) rc = attn_decode_ops.run(&op, &l, &a, &err);
     free(l.pinned);
     free(l.plan);
@@ -467,7 +319,7 @@ START_TEST(writes_choose_their_device_and_know_their_tables)
     reset(1);
     refused(attn_common_ops.cache_write(&op, &l, &w, &err), BP_E_DEVICE, "device cannot be used");
     ck_assert_int_eq(fake.launched, 0);
-    ck_assert_int_eq(fake.last, cudaSuccess);
+    ck_assert_int_eq(cuda.last, cudaSuccess);
 }
 END_TEST
 
@@ -495,7 +347,7 @@ START_TEST(no_op_promises_any_capture)
     ck_assert_uint_eq(level_of(&attn_common_ops.base), BP_CAPTURE_UNIFORM);
     ck_assert_uint_eq(level_of(&attn_prefill_ops.base), BP_CAPTURE_UNIFORM);
     ck_assert_uint_eq(level_of(&attn_decode_ops.base), BP_CAPTURE_UNIFORM);
-    ck_assert_int_eq(fake.calls, 0);
+    ck_assert_int_eq(cuda.calls, 0);
 }
 END_TEST
 
@@ -532,12 +384,12 @@ START_TEST(prepare_arrives_or_leaves_nothing)
         ck_assert_int_eq(attn_common_open(&op, &err), BP_OK);
         ck_assert_int_eq(attn_common_ops.base.workspace(&op, &p, &ws, &err), BP_OK);
         ck_assert_uint_eq(ws.align % BP_CUDA_BLAS_ALIGN, 0);
-        ck_assert_int_eq(fake.calls, 0); /* all that can be asked without a device */
+        ck_assert_int_eq(cuda.calls, 0); /* all that can be asked without a device */
         reset(++n);
         const int32_t rc = attn_common_ops.prepare(&op, &w, &handle, NULL, &err);
-        failed = fake.calls >= n;
+        failed = cuda.calls >= n;
         ck_assert_int_eq(rc != BP_OK, failed);
-        ck_assert_int_eq(fake.last, cudaSuccess);
+        ck_assert_int_eq(cuda.last, cudaSuccess);
         if (failed) {
             ck_assert_ptr_null(handle);
             ck_assert_uint_gt(strlen(err.msg), 20);
@@ -546,7 +398,7 @@ START_TEST(prepare_arrives_or_leaves_nothing)
         }
         attn_common_ops.release(&op, handle);
         attn_common_close(&op);
-        ck_assert_int_eq(fake.held, 0);
+        ck_assert_int_eq(cuda.held, 0);
         ck_assert_int_lt(n, 100);
     } while (failed);
     ck_assert_int_gt(n, 8);
@@ -569,7 +421,7 @@ START_TEST(weights_that_do_not_fit_get_a_sentence)
     w.kv_b.name = NULL;
     refused(attn_common_ops.prepare(&op, &w, &handle, NULL, &err), BP_DECLINED, "no decoder");
     attn_common_close(&op);
-    ck_assert_int_eq(fake.held, 0);
+    ck_assert_int_eq(cuda.held, 0);
 }
 END_TEST
 
