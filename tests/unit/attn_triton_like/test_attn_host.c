@@ -396,6 +396,8 @@ START_TEST(prepare_arrives_or_leaves_nothing)
         } else {
             ck_assert_uint_eq(fake.dst_dtype, BP_DT_BF16);
         }
+        cuda.fails = 0;
+        cuda.device = 0; /* another rank of the thread came between */
         attn_common_ops.release(&op, handle);
         attn_common_close(&op);
         ck_assert_int_eq(cuda.held, 0);
